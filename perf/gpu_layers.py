@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
-from vlm_rl.learner import lean_layers
+from vlm_rl.learner.attention import lean_layers
 from vlm_rl.samplers.fingerprint import fingerprint
 
 HIDDEN, MLP, EPSILON = 3584, 18944, 1e-6

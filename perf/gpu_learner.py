@@ -49,14 +49,14 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.config import LayerPatches, parse_config
-from vlm_rl.data.model_folder import check_transformers
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.doctor.attention import AttentionKernels
-from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.layer_patches import is_patched
+from vlm_rl.learner.attention import shared_prefix as attention
+from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.model_files.model_folder import check_transformers
 from vlm_rl.planning.memory import memory_of_rank
 from vlm_rl.types import Prompt, Rollout
 

@@ -24,9 +24,9 @@ from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.metrics import update_metrics
-from vlm_rl.samplers.server_client import ServerError, ServerResponse
-from vlm_rl.samplers.server_drawing import Drawing
-from vlm_rl.samplers.server_fleet import Fleet
+from vlm_rl.samplers.remote.client import ServerError, ServerResponse
+from vlm_rl.samplers.remote.fleet import Fleet
+from vlm_rl.samplers.remote.sampling import Drawing
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
 from vlm_rl.types import Grade, Group, Problem, Reward, Rollout

@@ -26,12 +26,12 @@ HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
     "peft": "vlm_rl/learner/lora.py",
     "bitsandbytes": "vlm_rl/learner/quantization.py",
-    "vllm": "vlm_rl/samplers/vllm",  # the engine in this process, and what runs inside a server
+    "vllm": "vlm_rl/samplers/vllm/",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",
     "sympy": "vlm_rl/grading/symbolic_server.py",
     "latex2sympy2_extended": "vlm_rl/grading/symbolic_server.py",
-    "qwen_vl_utils": "vlm_rl/data/vision_qwen.py",
+    "qwen_vl_utils": "vlm_rl/data/vision/qwen.py",
 }
 
 GPU_QUESTIONS = {"is_available", "device_count", "mem_get_info", "get_device_properties", "get_device_name"}
@@ -76,7 +76,7 @@ def runtime_tree(path: Path) -> ast.Module:
 
 
 def room_of(module: str) -> str | None:
-    """Return the room that a dotted name is in: `vlm_rl.samplers.vllm` is in samplers, `vlm_rl.train` in none."""
+    """Return the room that a dotted name is in: `vlm_rl.samplers.base` is in samplers, `vlm_rl.train` in none."""
     parts = module.split(".")
     return parts[1] if parts[0] == "vlm_rl" and len(parts) > 1 and (ROOT / "vlm_rl" / parts[1]).is_dir() else None
 

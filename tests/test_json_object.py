@@ -12,9 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.data.adapters import base_of
-from vlm_rl.data.finite_weights import non_finite_tensor
-from vlm_rl.data.model_folder import read_model_config
 from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.readers.find_data import find_data
 from vlm_rl.data_prep.shards import ShardRecord
@@ -24,6 +21,9 @@ from vlm_rl.evaluation.benchmarks.benchmark import UnreadableReplyError
 from vlm_rl.evaluation.benchmarks.logicvista import _choices_in
 from vlm_rl.evaluation.compare import read_results
 from vlm_rl.json_object import read_object
+from vlm_rl.model_files.adapters import base_of
+from vlm_rl.model_files.finite_weights import non_finite_tensor
+from vlm_rl.model_files.model_folder import read_model_config
 from vlm_rl.run.mirror import Progress
 
 DEEP = "[" * 100_000

@@ -16,11 +16,11 @@ from transformers import AutoModelForImageTextToText
 
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound
-from vlm_rl.data.adapters import load_merged
-from vlm_rl.data.model_folder import weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
+from vlm_rl.model_files.adapters import load_merged
+from vlm_rl.model_files.model_folder import weights_sha256
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import fingerprint

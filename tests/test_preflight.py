@@ -13,9 +13,9 @@ import torch
 
 from tests.helpers.example_run import build_run
 from vlm_rl.config import load_config, parse_config
-from vlm_rl.data import model_folder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.policy import load_model
+from vlm_rl.model_files import model_folder
 from vlm_rl.run.checkpoint_names import find_checkpoint, resolve_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.run_log import RunLog

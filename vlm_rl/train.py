@@ -24,7 +24,7 @@ from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.run.lock import RunLock
-from vlm_rl.samplers.servers import ServersGoneError
+from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
 from vlm_rl.session.session import Session

@@ -90,9 +90,9 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
     from transformers.utils.logging import disable_progress_bar
 
-    from vlm_rl.data.model_folder import check_model_folder, check_weights, context_of
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.devices import default_device, model_dtype
+    from vlm_rl.model_files.model_folder import check_model_folder, check_weights, context_of
     from vlm_rl.run.checkpoint import verify_model
     from vlm_rl.samplers.factory import make_sampler
     from vlm_rl.templates import TEMPLATES

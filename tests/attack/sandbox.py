@@ -23,7 +23,8 @@ from typing import Any
 from tests.attack.attack import Attack
 from vlm_rl.grading.code_grader import CodeGrader
 from vlm_rl.grading.code_tests import CodeTests
-from vlm_rl.sandbox.programs import Program, ProgramLimits, ProgramRun, Sandbox
+from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
+from vlm_rl.sandbox.programs import Sandbox
 
 PROMISE = "What may be hostile"
 MEMORY = 256 << 20

@@ -46,7 +46,7 @@ def load(*paths: str, **settings: object) -> list[Problem]:
 
 LIGHT = """
 import sys
-import vlm_rl.data.images, vlm_rl.data.model_folder, vlm_rl.data.order, vlm_rl.data.sets
+import vlm_rl.data.images, vlm_rl.model_files.model_folder, vlm_rl.data.order, vlm_rl.data.sets
 print([name for name in ("torch", "transformers", "datasets") if name in sys.modules])
 """
 

@@ -14,7 +14,7 @@ from tests.helpers.images import noise_png
 from tests.helpers.tiled_families import SIDE
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.vision import vision_of
+from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem

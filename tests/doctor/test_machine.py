@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlm_rl.data import model_folder
 from vlm_rl.doctor import attention as attention_checks
 from vlm_rl.doctor import machine
 from vlm_rl.doctor.attention import attention_bf16, attention_fp32
 from vlm_rl.grading import grader as grading
 from vlm_rl.grading.decision import Decision
-from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.attention import shared_prefix as attention
+from vlm_rl.model_files import model_folder
 
 
 def test_a_sound_machine(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from tests.helpers.tiled_families import tiled_config, tiled_processor
-from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 TILED_FAMILIES = ["idefics3", "internvl"]

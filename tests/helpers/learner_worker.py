@@ -29,7 +29,6 @@ from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, r
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import Config, LoraConfig, ModelPart, TrainConfig, load_config, load_sft_config
-from vlm_rl.data.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
@@ -42,6 +41,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.model_files.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.planning.dry_run import without_sampling
 from vlm_rl.types import LossInputs
 

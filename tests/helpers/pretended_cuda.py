@@ -385,7 +385,7 @@ class PretendedCuda:
 
     def _patches(self) -> Iterator[Any]:
         from vlm_rl import devices
-        from vlm_rl.learner import shared_prefix_attention
+        from vlm_rl.learner.attention import shared_prefix as shared_prefix_attention
 
         yield _answering(devices.has_gpu, True)
         for name, answer in _TORCH_CUDA.items():

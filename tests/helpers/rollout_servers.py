@@ -28,7 +28,7 @@ from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.self_check import group_of
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings
+from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Prompt, Rollout
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.helpers.learner_worker import Case, banned_ids, five_groups, loss_function
 from vlm_rl.config import LoraConfig, TrainConfig
-from vlm_rl.data.adapters import BaseModel
 from vlm_rl.distributed import all_gather, init_ranks, rank
 from vlm_rl.learner.deepspeed import gathered
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.model_files.adapters import BaseModel
 
 ZERO_3 = TrainConfig(zero_stage=3, lr=1e-3)
 

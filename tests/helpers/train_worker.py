@@ -50,9 +50,9 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest
-from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.samplers.transformers import TransformersSampler
-from vlm_rl.samplers.vllm import import_vllm
+from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.session import periodic_evaluation, session
 from vlm_rl.session.recorder import Timings
 from vlm_rl.types import Grade

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.attention import shared_prefix as attention
+from vlm_rl.learner.attention.shared_prefix import may_attend, shared_prefix_attention
 from vlm_rl.learner.packing import row_layout
-from vlm_rl.learner.shared_prefix_attention import may_attend, shared_prefix_attention
 from vlm_rl.planning import memory
 
 CPU = torch.device("cpu")

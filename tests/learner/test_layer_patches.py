@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from vlm_rl.config import load_config
-from vlm_rl.learner import vision_attention
-from vlm_rl.learner.layer_patches import describe, install, is_patched
+from vlm_rl.learner.attention import vision as vision_attention
+from vlm_rl.learner.attention.patches import describe, install, is_patched
 from vlm_rl.learner.policy import Policy, load_model
 
 TOY = Path(__file__).resolve().parents[2] / "configs" / "toy.yaml"

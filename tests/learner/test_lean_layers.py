@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vlm_rl.learner.lean_layers import _RMSNorm, _SiluTimes, install
+from vlm_rl.learner.attention.lean_layers import _RMSNorm, _SiluTimes, install
 from vlm_rl.learner.policy import Policy, load_model
 
 

@@ -20,15 +20,15 @@ from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row
 from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.torch_versions import VARLEN
 from vlm_rl.config import LoraConfig
-from vlm_rl.data.adapters import BaseModel
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.attention import FUSED, AttentionKernels, attention_bf16, attention_fp32
-from vlm_rl.learner import vision_attention
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.learner.attention import vision as vision_attention
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
+from vlm_rl.model_files.adapters import BaseModel
 
 TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm
 OPTIONS = {"clip_low": 0.1, "clip_high": 0.1, "cap": 2.0}

@@ -13,12 +13,12 @@ from tests.helpers.groups import make_prompt, noise_image, pack, padded_logps, r
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import LoraConfig, load_config
-from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.lora import weight_sources
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.types import Problem
 

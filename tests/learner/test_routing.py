@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from tests.helpers.groups import WeighedGroup, load_reference
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.routers import routers_of
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.model_files.routers import routers_of
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.templates import TEMPLATES

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.flash_reference import flash_attention_on_cpu
 from tests.helpers.torch_versions import SCHEMAS, VARLEN, operators
-from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.attention import shared_prefix as attention
+from vlm_rl.learner.attention.shared_prefix import may_attend, shared_prefix_attention
 from vlm_rl.learner.packing import RowLayout, row_layout, windowed_runs
-from vlm_rl.learner.shared_prefix_attention import may_attend, shared_prefix_attention
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
 Groups = list[tuple[int, list[int]]]  # tokens of each prompt and of its responses

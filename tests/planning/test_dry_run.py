@@ -21,12 +21,12 @@ from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
 from tests.helpers.recipes import PAPER_RECIPES, RECIPES
 from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
-from vlm_rl.data.model_folder import SHIPPED
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.model_files.model_folder import SHIPPED
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.memory import cache_bytes, stack_bytes_per_token
 from vlm_rl.planning.page import print_dry_run

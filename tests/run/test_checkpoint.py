@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.helpers import disks
-from vlm_rl.data import finite_weights
-from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import UserError
+from vlm_rl.model_files import finite_weights
+from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.run import manifest
 from vlm_rl.run.checkpoint import (
     begin,

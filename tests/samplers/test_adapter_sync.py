@@ -12,13 +12,13 @@ from torch import Tensor
 
 from tests.helpers.toy_runs import Toys
 from vlm_rl.config import LoraConfig, load_config
-from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.lora import adapter_tensors, weight_sources
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sync_probe import probe_gap
+from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, StaleWeightsError, check_fresh, fingerprint

@@ -17,7 +17,7 @@ from vlm_rl.data.ahead import load_batches
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
-from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.types import Prompt, Rollout
 
 pytestmark = pytest.mark.slow

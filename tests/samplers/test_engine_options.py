@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.vllm_options import engine_options
+from vlm_rl.samplers.vllm.options import engine_options
 from vlm_rl.templates import TEMPLATES
 
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.vllm import import_vllm
-from vlm_rl.samplers.vllm_options import compile_cache, engine_environment, start_note
-from vlm_rl.samplers.vllm_start import PHASES, folders_left_out_of_the_key, phases_told
+from vlm_rl.samplers.vllm.engine import import_vllm
+from vlm_rl.samplers.vllm.options import compile_cache, engine_environment, start_note
+from vlm_rl.samplers.vllm.start import PHASES, folders_left_out_of_the_key, phases_told
 
 ROOTS = [
     ({}, ".cache/vllm"),
@@ -159,7 +159,7 @@ import torch
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.vllm import import_vllm
+from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 

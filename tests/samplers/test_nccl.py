@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_rl.samplers.server_client import ServerError
-from vlm_rl.samplers.server_push import NcclLink, _both
+from vlm_rl.samplers.remote.client import ServerError
+from vlm_rl.samplers.remote.push import NcclLink, _both
 
 SECONDS = 0.5
 

@@ -18,11 +18,11 @@ import torch
 
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same, served_fleet
 from tests.helpers.toy_runs import Runner, Toys
-from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
-from vlm_rl.samplers.server_client import connected
-from vlm_rl.samplers.server_push import GlooLink, NcclLink
+from vlm_rl.samplers.remote import push as server_push
+from vlm_rl.samplers.remote.client import connected
+from vlm_rl.samplers.remote.push import GlooLink, NcclLink
 from vlm_rl.types import Rollout
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
@@ -129,7 +129,7 @@ def test_a_response_whose_prepared_image_is_lost_is_asked_for_again(lost: str, t
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
-    from vlm_rl.samplers.vllm_endpoint import response_of
+    from vlm_rl.samplers.vllm.endpoint import response_of
 
     class Forgetful:
         asked = 0
@@ -195,7 +195,7 @@ class HangingGroup:
 
 def test_a_push_over_a_link_that_hangs_ends_in_its_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server drops out; then it gets all weights over a new link."""
-    nccl = pytest.importorskip("vlm_rl.samplers.vllm_nccl")
+    nccl = pytest.importorskip("vlm_rl.samplers.vllm.nccl")
     monkeypatch.setattr(nccl, "NcclGroup", HangingGroup)
     monkeypatch.setitem(server_push._LINKS, "gloo", NcclLink)
     sampler = fleet.sampler(silence=2.0)

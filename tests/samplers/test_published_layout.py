@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.learner.policy import load_model
+from vlm_rl.model_files.checkpoint_layout import as_published
 
 # The experts of a layer: one tensor of each kind in transformers, [E, 2I, H] and [E, H, I].
 PUBLISHED = {

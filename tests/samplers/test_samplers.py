@@ -29,9 +29,9 @@ from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, Sampl
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
-from vlm_rl.samplers.vllm import _request
-from vlm_rl.samplers.vllm_options import cache_bytes
-from vlm_rl.samplers.vllm_start import threads_kept
+from vlm_rl.samplers.vllm.engine import _request
+from vlm_rl.samplers.vllm.options import cache_bytes
+from vlm_rl.samplers.vllm.start import threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -409,7 +409,7 @@ def test_importing_vllm_leaves_the_settings_of_torchs_compiler() -> None:
     pytest.importorskip("vllm")
     code = """
 import os
-from vlm_rl.samplers.vllm import import_vllm
+from vlm_rl.samplers.vllm.engine import import_vllm
 import_vllm()
 from torch._inductor import config
 print(config.compile_threads, os.environ["TORCHINDUCTOR_COMPILE_THREADS"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm_rl.samplers.schedule import Schedule
+from vlm_rl.samplers.remote.schedule import Schedule
 
 
 def test_groups_go_where_the_least_work_is_and_elsewhere_where_a_server_is_lost() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from vlm_rl.cli import main
 from vlm_rl.config import Config, parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.serve import serve, server_options
+from vlm_rl.samplers.remote.serve import serve, server_options
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_server_says_what_its_start_compiles(
 
 
 def test_a_small_model_is_served_eagerly_on_a_gpu(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_rl.samplers.serve.default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("vlm_rl.samplers.remote.serve.default_device", lambda: torch.device("cuda"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/data/vllm")
     _, flags, environment = server_options(config, host="127.0.0.1", port=1)

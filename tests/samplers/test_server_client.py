@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.chat_server import chat_server, self_signed
-from vlm_rl.samplers.server_client import ServerError, ask, connected
+from vlm_rl.samplers.remote.client import ServerError, ask, connected
 
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_rl.samplers import servers
 from vlm_rl.samplers.fingerprint import StaleWeightsError
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings
+from vlm_rl.samplers.remote import servers
+from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
 
 FIRST, SECOND = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
 Proofs = dict[str, dict[str, Any]]

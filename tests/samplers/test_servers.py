@@ -22,7 +22,6 @@ from tests.helpers.rollout_servers import Fleet, RolloutServer, same
 from tests.helpers.toy_runs import assert_sound, state_of
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import (
     FingerprintBuilder,
@@ -31,7 +30,8 @@ from vlm_rl.samplers.fingerprint import (
     fingerprint,
     join_shards,
 )
-from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.samplers.remote import push as server_push
+from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.types import Rollout
 
 pytestmark = pytest.mark.slow

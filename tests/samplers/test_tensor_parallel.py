@@ -17,11 +17,11 @@ from tests.helpers.tensor_parallel_worker import WRONG
 from tests.helpers.toy_runs import Runner, Toys, rollouts_of, toy_set
 from vlm_rl.cli import main
 from vlm_rl.config import RolloutConfig, load_config, parse_config
-from vlm_rl.data.model_folder import check_divides, read_model_config
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import check_divides, read_model_config
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.serve import server_options
+from vlm_rl.samplers.remote.serve import server_options
 from vlm_rl.session.preflight import preflight, preflight_eval
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -17,7 +17,8 @@ import pytest
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe
 from vlm_rl.sandbox.interpreter import interpreter_files
-from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
+from vlm_rl.sandbox.program import Program, ProgramLimits
+from vlm_rl.sandbox.programs import Sandbox, SandboxError
 
 
 @pytest.fixture(scope="module")

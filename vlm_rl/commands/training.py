@@ -124,7 +124,7 @@ def _serve(options: argparse.Namespace) -> None:
     from vlm_rl.session.preflight import preflight_serve
 
     config = preflight_serve(load_config(options.config, options.overrides))
-    from vlm_rl.samplers.serve import serve
+    from vlm_rl.samplers.remote.serve import serve
 
     serve(config, host=options.host, port=options.port, only_print=options.only_print)
 

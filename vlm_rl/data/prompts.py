@@ -25,10 +25,10 @@ from PIL import Image
 from torch import nn
 
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
-from vlm_rl.data.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
-from vlm_rl.data.vision import vision_of
+from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.templates import THINK, Template
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
 

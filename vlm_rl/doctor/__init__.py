@@ -11,4 +11,4 @@ answer), machine (what this machine has), apart
 """
 
 __all__ = ["attention", "command"]
-_USES = ["data", "grading", "learner", "planning", "run", "samplers", "sandbox", "toy"]
+_USES = ["data", "grading", "learner", "model_files", "planning", "run", "samplers", "sandbox", "toy"]

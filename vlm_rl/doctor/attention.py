@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.check import Check, phase
+from vlm_rl.learner.attention.shared_prefix import shared_prefix_attention
 from vlm_rl.learner.packing import TokenSpan, row_layout
-from vlm_rl.learner.shared_prefix_attention import shared_prefix_attention
 
 FLOAT32_LIMIT = 1e-4  # share of the norm of the output, or of a gradient
 BFLOAT16_FACTOR = 1.5  # times the error of torch's own kernel over padded rows

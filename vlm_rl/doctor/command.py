@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from vlm_rl.data.adapters import base_of
 from vlm_rl.doctor.apart import GROUPS, run_apart
 from vlm_rl.doctor.check import Check, Waiting, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
 from vlm_rl.doctor.waiting import WaitingLine
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.adapters import base_of
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from vlm_rl.data.model_folder import check_transformers
 from vlm_rl.doctor.check import Check
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
+from vlm_rl.model_files.model_folder import check_transformers
 from vlm_rl.sandbox.programs import Sandbox
 from vlm_rl.templates import TEMPLATES
 

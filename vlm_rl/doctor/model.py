@@ -18,7 +18,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vlm_rl.data.images import encode_png
-from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, gpu_memory, model_dtype
 from vlm_rl.doctor.check import Check, phase
@@ -28,6 +27,7 @@ from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.model_files.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.manifest import Manifest
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 
 from vlm_rl.config import Config, load_config
-from vlm_rl.data.hub_models import short_name
 from vlm_rl.devices import gpu_memory, has_gpu, num_gpus
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.checkpoint_size import planned_room
+from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
 

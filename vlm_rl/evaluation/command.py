@@ -20,14 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, RolloutConfig, check_benchmark_name, parse_config
-from vlm_rl.data.hub_models import hub_name
-from vlm_rl.data.model_folder import (
-    check_context,
-    check_divides,
-    check_model_folder,
-    check_weights,
-    context_of,
-)
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
@@ -49,6 +41,14 @@ from vlm_rl.evaluation.resume import (
 )
 from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
 from vlm_rl.grading.grader import Grader
+from vlm_rl.model_files.hub_models import hub_name
+from vlm_rl.model_files.model_folder import (
+    check_context,
+    check_divides,
+    check_model_folder,
+    check_weights,
+    context_of,
+)
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.configurations import check_same
 from vlm_rl.run.directory import RunDirectory

@@ -40,7 +40,7 @@ from vlm_rl.evaluation.pipeline import overlapped
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
-from vlm_rl.samplers.servers import ServersGoneError
+from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.stats import score_interval
 from vlm_rl.templates import Template, states_answer
 from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos

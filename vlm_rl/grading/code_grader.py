@@ -20,7 +20,8 @@ from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.reasons import shorten
 from vlm_rl.sandbox.functions import Answers, call_function, encode
-from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
+from vlm_rl.sandbox.program import Program, ProgramLimits
+from vlm_rl.sandbox.programs import Sandbox, SandboxError
 from vlm_rl.types import Verdict
 
 Judged = tuple[Verdict, str]  # with the reason, one sentence

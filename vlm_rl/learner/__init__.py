@@ -11,8 +11,7 @@
     self_check      at start-up: its log-probs against the unmodified model's
     sync_probe      after each sync: its log-probs of what the sampler draws
     reference       the frozen policy of the KL term
-    layer_patches   the switch for layers of transformers that ours may replace
-    shared_prefix_attention   attention over a packed row
+    attention       layers that compute what transformers' do, with less work (a folder with a door of its own)
     loading         from folders to prompt builder and policy
     saving          the learner's state, to checkpoints and back
     checkpoint_size   how large checkpoints are, and whether the disk has room for those that are kept
@@ -20,19 +19,16 @@
     sft             the steps of supervised fine-tuning, and a pass over examples in order
     sft_run         a run of `vlm-rl sft`
 
-Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), learning_rate (its schedule), regroup (DeepSpeed's shards for a
-different number of ranks) and checkpoint_files (what a rank writes into a checkpoint, at once or later).
-
-A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
-attention implementation.
+Private to this room: routing (what the routers of experts do), guard (the gradient guard), learning_rate (its
+schedule), regroup (DeepSpeed's shards for a different number of ranks) and checkpoint_files (what a rank writes into
+a checkpoint, at once or later).
 """
 
 __all__ = [
     "architectures",
+    "attention",
     "checkpoint_size",
     "deepspeed",
-    "layer_patches",
     "learner",
     "loading",
     "lora",
@@ -46,7 +42,6 @@ __all__ = [
     "self_check",
     "sft",
     "sft_run",
-    "shared_prefix_attention",
     "sync_probe",
 ]
-_USES = ["data", "run"]
+_USES = ["data", "model_files", "run"]

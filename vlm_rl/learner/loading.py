@@ -9,18 +9,18 @@ import torch
 from transformers import PreTrainedModel
 
 from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig
-from vlm_rl.data.adapters import BaseModel, base_of
-from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size
 from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
-from vlm_rl.learner import layer_patches
 from vlm_rl.learner.architectures import PADDED_COST
+from vlm_rl.learner.attention import patches as layer_patches
 from vlm_rl.learner.deepspeed import check_deepspeed_options
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.model_files.adapters import BaseModel, base_of
+from vlm_rl.model_files.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vlm_rl.config import LoraConfig
-from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import family_of
 from vlm_rl.learner.quantization import dequantized, is_quantized
+from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
 
 _ADAPTER = "default"  # PEFT's name for the only adapter
 

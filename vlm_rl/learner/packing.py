@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_rl.data.vision import join_vision
+from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import has_gpu
 from vlm_rl.types import Group, LossInputs, Prompt
 
@@ -42,7 +42,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """Which tokens of a row attend to which; vlm_rl.learner.shared_prefix_attention reads it."""
+    """Which tokens of a row attend to which; vlm_rl.learner.attention.shared_prefix reads it."""
 
     own: Runs  # every prompt and every response, to itself, causally
     shared: Runs  # all responses of a prompt, to all of the prompt

@@ -31,20 +31,20 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, RowFormat, TrainConfig
-from vlm_rl.data.adapters import BaseModel
-from vlm_rl.data.checkpoint_layout import use_published_layout
-from vlm_rl.data.model_folder import check_transformers, own_attention
-from vlm_rl.data.vision import vision_of
+from vlm_rl.data.vision.family import vision_of
 from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.errors import UserError
-from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
-from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
+from vlm_rl.learner.attention import patches
+from vlm_rl.learner.attention import shared_prefix as attention
 from vlm_rl.learner.deepspeed import sharded_loading
 from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
+from vlm_rl.model_files.adapters import BaseModel
+from vlm_rl.model_files.checkpoint_layout import use_published_layout
+from vlm_rl.model_files.model_folder import check_transformers, own_attention
 
 _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32

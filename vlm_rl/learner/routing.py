@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm_rl.data.routers import RouterOutput, routers_of
+from vlm_rl.model_files.routers import RouterOutput, routers_of
 
 
 class RouterWatch:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.data.vision import vision_of
+from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.learner.deepspeed import gathered_where_used
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
+from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.types import Group, Problem, Prompt, Rollout
 
 LENGTHS = (5, 9)  # tokens of the responses to each prompt

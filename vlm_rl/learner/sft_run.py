@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import SftConfig
-from vlm_rl.data.model_folder import check_base_weights, check_context
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.data.sets import contaminated_sources, load_training_sets, set_digests
@@ -37,6 +36,7 @@ from vlm_rl.learner.saving import (
     where_it_resumes,
 )
 from vlm_rl.learner.sft import Example, take_step
+from vlm_rl.model_files.model_folder import check_base_weights, check_context
 from vlm_rl.run.configurations import check_alike, check_unchanged, keep_changes
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.lock import RunLock

@@ -7,4 +7,4 @@ done) and table (published and ours).
 """
 
 __all__ = ["command"]
-_USES = ["data", "evaluation", "run", "study"]
+_USES = ["evaluation", "run", "study"]

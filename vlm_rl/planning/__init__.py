@@ -11,4 +11,4 @@ Nothing is private to this room.
 """
 
 __all__ = ["dry_run", "fits", "init", "memory", "out_of_memory", "page"]
-_USES = ["data", "learner", "run"]
+_USES = ["data", "learner", "model_files", "run"]

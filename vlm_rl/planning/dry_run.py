@@ -22,13 +22,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig
-from vlm_rl.data.model_folder import check_context, check_divides, read_model_config
 from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
+from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
-from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import target_layers
+from vlm_rl.model_files.model_folder import check_context, check_divides, read_model_config
 from vlm_rl.planning.memory import (
     Memory,
     cache_bytes,

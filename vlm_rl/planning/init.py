@@ -20,13 +20,13 @@ import yaml
 from PIL import Image
 
 from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, DataConfig, parse_config
-from vlm_rl.data.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.data.images import GRID, grid_size
-from vlm_rl.data.model_folder import context_of, is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.devices import num_gpus, smallest_card
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import hub_name, is_hub_name, short_name
+from vlm_rl.model_files.model_folder import context_of, is_shipped, open_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.run.checkpoint_names import resolve_model

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vlm_rl.config import Config, ModelPart, TrainConfig
-from vlm_rl.data.vision import vision_of
+from vlm_rl.data.vision.family import vision_of
 from vlm_rl.learner.architectures import active_window, family_of
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
@@ -339,7 +339,7 @@ def stack_bytes_per_token(
 ) -> int:
     """Return the bytes per token that a stack of decoder layers keeps for its backward pass.
 
-    A layer has two RMS norms, grouped attention and a gated MLP. Patched (vlm_rl.learner.lean_layers) it keeps:
+    A layer has two RMS norms, grouped attention and a gated MLP. Patched (learner/attention/lean_layers) it keeps:
 
     - per norm, the input and the output;
     - of attention, the rotated query, the output, which the projection behind it takes as it is, keys, values and

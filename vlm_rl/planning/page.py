@@ -7,9 +7,9 @@ import math
 
 from rich.table import Table
 
-from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.checkpoint_size import planned_room
+from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun
 from vlm_rl.planning.fits import engine_share, sft_verdict, verdict
 from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens

@@ -12,4 +12,4 @@ Private to this room: examples and sections.
 """
 
 __all__ = ["charts", "figures", "html", "model_export", "readme_figure", "run_curves", "run_report", "vega"]
-_USES = ["data", "run"]
+_USES = ["data", "model_files", "run"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
 from vlm_rl.report.charts.lines import Series, lines

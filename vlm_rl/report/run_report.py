@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.report import vega
 from vlm_rl.report.changes import change_section
 from vlm_rl.report.examples import choose, example_html, side_by_side

@@ -37,4 +37,4 @@ __all__ = [
     "tracking",
     "writing",
 ]
-_USES = ["data"]
+_USES = ["data", "model_files"]

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vlm_rl.data.finite_weights import non_finite_tensor
+from vlm_rl.model_files.finite_weights import non_finite_tensor
 from vlm_rl.run.checkpoint_names import LATEST
 from vlm_rl.run.manifest import (
     MANIFEST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlm_rl.data.hub_models import locate_model
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import locate_model
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 LATEST = "latest"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import MUTABLE_KEYS, Config, ConfigSection, SftConfig, changed_keys
-from vlm_rl.data.hub_models import hub_name
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import hub_name
 from vlm_rl.run.directory import RunDirectory
 
 

@@ -4,16 +4,12 @@
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
     missing_vllm  what to do where vLLM is asked for and missing; loads nothing
-    schedule      which server draws which group; loads nothing
-    serve         start a vLLM server for a run
-    servers       the rollout engine on such servers
+    vllm          the engine in this process, and what runs inside a server (a folder with a door of its own)
+    remote        servers of vLLM: start one, sample from several (a folder with a door of its own)
 
-Private to this room: the engines (transformers, vllm), vllm_start (what is done around the start of vLLM),
-vllm_worker (what runs inside vLLM's worker), vllm_options (what every vLLM is given), distribution, from which the
-transformers engine draws, and partial_batch (responses that are drawn in several calls). vllm_endpoint and
-vllm_transfer run inside a server; server_client, server_push, server_fleet, server_drawing, server_background and
-gloo_link are the parts of `servers`.
+Private to this room: the engine of transformers, distribution, from which it samples, and partial_batch (responses
+that are sampled in several calls).
 """
 
-__all__ = ["base", "factory", "fingerprint", "missing_vllm", "schedule", "serve", "servers"]
-_USES = ["data"]
+__all__ = ["base", "factory", "fingerprint", "missing_vllm", "remote", "vllm"]
+_USES = ["data", "model_files"]

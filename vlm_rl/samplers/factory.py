@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 
 from vlm_rl.config import LoraConfig
-from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.adapters import base_of, load_merged
 from vlm_rl.samplers.base import InProcessSampler, Sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.missing_vllm import missing_vllm
@@ -80,7 +80,7 @@ def make_sampler(
 
         sampler: InProcessSampler = TransformersSampler(**shared)
     else:
-        from vlm_rl.samplers.vllm import VllmSampler
+        from vlm_rl.samplers.vllm.engine import VllmSampler
 
         sampler = VllmSampler(
             **shared, options=vllm_options, adapter=adapter, tensor_parallel=tensor_parallel, seed=seed, phase=phase
@@ -100,7 +100,7 @@ def _load_adapter(sampler: Sampler, folder: str) -> None:
 
 def vllm_version() -> str:
     """Return the version of the installed vLLM, whichever package brought it."""
-    from vlm_rl.samplers.vllm import import_vllm
+    from vlm_rl.samplers.vllm.engine import import_vllm
 
     return import_vllm().__version__
 
@@ -116,7 +116,7 @@ def _unsupported(builder: PromptBuilder) -> str | None:
 def _vllm_problem() -> str | None:
     """Return why vLLM cannot be used, or None."""
     try:
-        from vlm_rl.samplers.vllm import import_vllm
+        from vlm_rl.samplers.vllm.engine import import_vllm
 
         import_vllm()
     except ImportError as error:

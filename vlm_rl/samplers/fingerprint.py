@@ -12,11 +12,11 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from vlm_rl.samplers.base import Sampler
 from vlm_rl.types import NamedTensors
 
 WeightLayout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
@@ -164,7 +164,25 @@ class StaleWeightsError(RuntimeError):
     """The sampler's weights are not the learner's: its responses would come from a different policy."""
 
 
-def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
+class Provable(Protocol):
+    """The part of a sampler that its weights are proved by."""
+
+    @property
+    def name(self) -> str:
+        """See Sampler.name."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """See Sampler.policy_version."""
+        ...
+
+    def fingerprint(self, layout: WeightLayout) -> Fingerprint:
+        """See Sampler.fingerprint."""
+        ...
+
+
+def check_fresh(sampler: Provable, expected: Fingerprint) -> None:
     """Raise StaleWeightsError unless the engine holds exactly the weights of `expected`."""
     actual = sampler.fingerprint(expected.layout)
     if actual == expected:

@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
-from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
-from vlm_rl.data.routers import RoutingRecord
-from vlm_rl.data.vision import join_vision
+from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import default_device
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import own_attention
+from vlm_rl.model_files.routers import RoutingRecord
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.fingerprint import (

@@ -1,5 +1,6 @@
 """A room for programs that nobody has read: what a model writes runs here and nowhere else.
 
+    program    one program, what it may take, and how it ended
     programs   run programs inside the walls, with limits, on a pool of launchers
     functions  call a function of such a program with inputs, and get its outputs as data
 
@@ -8,5 +9,5 @@ calls), interpreter (which files Python needs), probe (proves each wall before t
 calls a function, inside the walls).
 """
 
-__all__ = ["functions", "programs"]
+__all__ = ["functions", "program", "programs"]
 _USES = []

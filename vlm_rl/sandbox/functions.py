@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.sandbox.calls import decode, encode
-from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox
+from vlm_rl.sandbox.program import Program, ProgramLimits
+from vlm_rl.sandbox.programs import Sandbox
 
 __all__ = ["Answers", "call_function", "decode", "encode"]
 

@@ -5,28 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import system_calls
-
-if TYPE_CHECKING:
-    from vlm_rl.sandbox.programs import ProgramRun
+from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
 
 _MEMORY = 256 << 20
 _THREADS = 8
 _ENVIRONMENT = {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "LC_CTYPE"}
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeProgram:
-    """A program of ours that pushes against walls."""
-
-    source: str
-    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Prints what it could do, as JSON.
@@ -106,14 +94,14 @@ def _is_ended_by(ending: str, what: str) -> Callable[[ProgramRun], str]:
     return lambda run: "" if run.ending == ending else f"{what} is not ended ({run.reason})"
 
 
-PROBES: tuple[tuple[ProbeProgram, Callable[[ProgramRun], str]], ...] = (
-    (ProbeProgram(_PUSH, limits={"memory": _MEMORY, "threads": _THREADS, "stack": 1 << 20}), _pushed),
+PROBES: tuple[tuple[Program, Callable[[ProgramRun], str]], ...] = (
+    (Program(_PUSH, limits=ProgramLimits(memory=_MEMORY, threads=_THREADS, stack=1 << 20)), _pushed),
     (
-        ProbeProgram("while True: print('x' * 1000)", limits={"output": 1 << 16}),
+        Program("while True: print('x' * 1000)", limits=ProgramLimits(output=1 << 16)),
         _is_ended_by("output", "endless output"),
     ),
     (
-        ProbeProgram("import time\nwhile True: time.sleep(1)", limits={"seconds": 0.2}),
+        Program("import time\nwhile True: time.sleep(1)", limits=ProgramLimits(seconds=0.2)),
         _is_ended_by("time", "a program that sleeps"),
     ),
 )

@@ -19,72 +19,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from vlm_rl.errors import UserError, signal_name
+from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe, system_calls
 from vlm_rl.sandbox.interpreter import LIBRARIES, PYTHON, interpreter_files
+from vlm_rl.sandbox.program import Program, ProgramRun
 
 _GRACE = 60.0  # seconds beyond a program's own, after which its launcher is taken for hung
 _START_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramLimits:
-    """What one program may take."""
-
-    seconds: float = 20.0  # by the wall clock
-    cpu_seconds: int = 10
-    memory: int = 1 << 30  # bytes of address space, of the whole program: it cannot start a second process
-    threads: int = 16
-    output: int = 1 << 20  # bytes, of stdout and of stderr
-    files: int = 16 << 20  # bytes in its folder, which is memory too
-    num_files: int = 1000
-    open_files: int = 64
-    stack: int = 64 << 20  # bytes of the main thread, and the default of others
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """One program with its input."""
-
-    source: str
-    stdin: bytes = b""
-    limits: ProgramLimits = field(default_factory=ProgramLimits)
-    files: Mapping[str, str] = field(default_factory=dict)  # plain name -> text, further files in its folder
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramRun:
-    """How a program ended and what it wrote."""
-
-    ending: Literal["ended", "time", "output"]  # by itself or by a limit of the kernel, or killed for one of the two
-    code: int | None  # the exit code, or minus the signal; None where it was killed for time or output
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0
-
-    @property
-    def succeeded(self) -> bool:
-        """Tell whether it ended by itself with exit code 0."""
-        return self.ending == "ended" and self.code == 0
-
-    @property
-    def reason(self) -> str:
-        """Return in a few words how it ended, with the last line of stderr after an error."""
-        if self.ending != "ended":
-            return {"time": f"no end after {self.seconds:.1f} seconds", "output": "too much output"}[self.ending]
-        if self.code is None:
-            return "it broke the process that waits for it"
-        if self.code < 0:
-            return f"killed by {signal_name(-self.code)} after {self.cpu_seconds:.1f} CPU seconds"
-        last = self.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"exit code {self.code}" + (f": {last[:200]}" if self.code and last else "")
 
 
 class SandboxError(RuntimeError):
@@ -122,7 +67,7 @@ class Sandbox:
             if not self._is_proved:
                 probe.check_machine()
                 for program, is_held in probe.PROBES:
-                    run = self._run(Program(program.source, limits=ProgramLimits(**program.limits)))
+                    run = self._run(program)
                     if fault := is_held(run):
                         raise UserError(
                             f"programs are not run here, because a wall of the sandbox does not hold: {fault}. "

@@ -12,4 +12,4 @@ Private to this room: divisions (which there are, which fit, what each brings) a
 """
 
 __all__ = ["command", "fleet", "lengths", "measured", "rates", "steps", "update"]
-_USES = ["data", "learner", "planning", "report", "run", "samplers"]
+_USES = ["learner", "model_files", "planning", "report", "run", "samplers"]

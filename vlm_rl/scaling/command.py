@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.data.hub_models import short_name
-from vlm_rl.data.model_folder import read_model_config
+from vlm_rl.model_files.hub_models import short_name
+from vlm_rl.model_files.model_folder import read_model_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.terminal import make_console

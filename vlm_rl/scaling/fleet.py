@@ -2,7 +2,7 @@
 
 An engine draws a token for each of its responses in every decode step. The step reads the weights once, and the keys
 and values of all responses in progress. A prompt is read in once per group. Responses wait for a place in their
-engine, and the groups of servers before that for a server: vlm_rl.samplers.schedule decides which, as in a run.
+engine, and the groups of servers before that for a server: samplers.remote.schedule decides which, as in a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vlm_rl.samplers.schedule import Schedule
+from vlm_rl.samplers.remote.schedule import Schedule
 from vlm_rl.scaling.lengths import BatchLengths
 
 

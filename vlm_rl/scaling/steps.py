@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlm_rl.samplers.schedule import rank_room
+from vlm_rl.samplers.remote.schedule import rank_room
 from vlm_rl.scaling.fleet import Decoding, EngineFleet
 from vlm_rl.scaling.lengths import BatchLengths
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from vlm_rl.config import Config, LoraConfig, TrainConfig
-from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
 from vlm_rl.devices import model_dtype
@@ -18,10 +17,11 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_whole, policy_of
 from vlm_rl.learner.policy import load_model
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.samplers.base import InProcessSampler
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.serve import token_path
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings
+from vlm_rl.samplers.remote.serve import token_path
+from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
 from vlm_rl.types import Problem
 
 

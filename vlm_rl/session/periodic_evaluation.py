@@ -8,7 +8,7 @@ from vlm_rl.distributed import from_main, share
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.samplers.servers import ServersGoneError
+from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.session import Session
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, SftConfig
-from vlm_rl.data.hub_models import is_hub_name, pinned
-from vlm_rl.data.model_folder import check_model_folder, check_transformers, is_shipped, read_model_config
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import is_hub_name, pinned
+from vlm_rl.model_files.model_folder import check_model_folder, check_transformers, is_shipped, read_model_config
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.configurations import check_unchanged
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory

@@ -19,7 +19,6 @@ from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
 from vlm_rl.data.ahead import BatchAhead, load_batches, save_batches
 from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_groups
-from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.data.sets import contaminated_sources, set_digests
@@ -40,6 +39,7 @@ from vlm_rl.learner.saving import (
     restore_learner,
     where_it_resumes,
 )
+from vlm_rl.model_files.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import RunDirectory
@@ -47,7 +47,7 @@ from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
-from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.session.preflight import check_resumable
 from vlm_rl.session.recorder import Recorder

@@ -8,4 +8,4 @@ Private to this room: results (the numbers), findings (their words), tables and 
 """
 
 __all__ = ["launch", "plan", "run"]
-_USES = ["data", "report", "run"]
+_USES = ["model_files", "report", "run"]

@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.text import Text
 
 from vlm_rl.config import changed_keys, save_config
-from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError, signal_name
+from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.configurations import fixed_changes
 from vlm_rl.run.directory import RunDirectory, write_atomically

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm_rl.data.vision_tower import TowerSize
+from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.errors import UserError
 from vlm_rl.types import Video
 
 
 class TiledVision(ABC):
-    """What vlm_rl.data.vision.VisionFamily asks for, except how a processor is told the largest number of tiles."""
+    """What VisionFamily asks for, except how a processor is told the largest number of tiles."""
 
     has_mrope = False
     first_layer = "embeddings"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_rl.data.vision_tiles import TiledVision
+from vlm_rl.data.vision.tiles import TiledVision
 
 
 class InternVL(TiledVision):
-    """A vlm_rl.data.vision.VisionFamily; pixel_values are [tiles, 3, side, side]."""
+    """A vlm_rl.data.vision.family.VisionFamily; pixel_values are [tiles, 3, side, side]."""
 
     def tile_side(self, processor: Any) -> int:
         return processor.image_processor.size["height"]

@@ -17,8 +17,8 @@ from vlm_rl.config import is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.server_client import ServerError, ask_info, ask_proof, connected
-from vlm_rl.samplers.server_push import BACKENDS, Peer
+from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected
+from vlm_rl.samplers.remote.push import BACKENDS, Peer
 
 SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
 

@@ -10,8 +10,8 @@ import huggingface_hub.constants as hub_constants
 import pytest
 
 from tests.helpers.model_hub import ModelHub, model_hub
-from vlm_rl.data.hub_models import hub_name, is_hub_name, locate_model, pinned, short_name
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.hub_models import hub_name, is_hub_name, locate_model, pinned, short_name
 
 FILES = {
     "config.json": b"{}",

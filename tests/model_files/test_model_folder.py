@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from vlm_rl.data.model_folder import check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import check_model_folder, check_weights
 from vlm_rl.templates import TEMPLATES
 
 Tensors = dict[str, torch.Tensor]

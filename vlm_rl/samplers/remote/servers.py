@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SampleRequest
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -26,12 +26,12 @@ from vlm_rl.samplers.fingerprint import (
     WeightLayout,
     check_buffers,
 )
-from vlm_rl.samplers.schedule import rank_room
-from vlm_rl.samplers.server_background import Background
-from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
-from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
-from vlm_rl.samplers.server_fleet import Fleet, ServerSettings, ServersGoneError
-from vlm_rl.samplers.server_push import Link, Peer, Push, parts
+from vlm_rl.samplers.remote.background import Background
+from vlm_rl.samplers.remote.client import ServerError, ask_proof, connected
+from vlm_rl.samplers.remote.fleet import Fleet, ServerSettings, ServersGoneError
+from vlm_rl.samplers.remote.push import Link, Peer, Push, parts
+from vlm_rl.samplers.remote.sampling import Drawing, GroupRequest
+from vlm_rl.samplers.remote.schedule import rank_room
 from vlm_rl.types import NamedTensors, Rollout
 
 __all__ = ["ServerSampler", "ServerSettings", "ServersGoneError"]

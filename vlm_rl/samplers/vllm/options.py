@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.vision import video_metadata
+from vlm_rl.data.vision.family import video_metadata
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Video

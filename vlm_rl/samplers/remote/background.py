@@ -13,8 +13,8 @@ from functools import partial
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import OnGroup, SampleRequest
-from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
-from vlm_rl.samplers.server_fleet import Fleet
+from vlm_rl.samplers.remote.fleet import Fleet
+from vlm_rl.samplers.remote.sampling import Drawing, GroupRequest
 from vlm_rl.types import Rollout
 
 _LOOK = 0.2  # seconds after which a waiting thread looks whether a server is left

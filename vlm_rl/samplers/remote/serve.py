@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config
-from vlm_rl.data.model_folder import check_divides, check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import check_divides, check_model_folder, check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
-from vlm_rl.samplers.vllm_options import engine_environment, engine_options, start_note
+from vlm_rl.samplers.vllm.options import engine_environment, engine_options, start_note
 from vlm_rl.templates import TEMPLATES
 
 _SERVER = "vllm.entrypoints.openai.api_server"
@@ -89,8 +89,8 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         "host": host,
         "port": port,
         "served_model_name": "policy",
-        "middleware": "vlm_rl.samplers.vllm_endpoint.RolloutEndpoint",
-        "worker_extension_cls": "vlm_rl.samplers.vllm_transfer.WorkerExtension",
+        "middleware": "vlm_rl.samplers.vllm.endpoint.RolloutEndpoint",
+        "worker_extension_cls": "vlm_rl.samplers.vllm.transfer.WorkerExtension",
         "weight_transfer_config": {"backend": "gloo" if on_cpu else "nccl"},
         "uvicorn_log_level": "warning",
         "disable_uvicorn_access_log": True,

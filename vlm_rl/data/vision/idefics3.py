@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm_rl.data.vision_tiles import TiledVision
+from vlm_rl.data.vision.tiles import TiledVision
 
 
 class Idefics3(TiledVision):
-    """A vlm_rl.data.vision.VisionFamily; pixel_values are [tiles, 3, side, side]."""
+    """A vlm_rl.data.vision.family.VisionFamily; pixel_values are [tiles, 3, side, side]."""
 
     def tile_side(self, processor: Any) -> int:
         return processor.image_processor.max_image_size["longest_edge"]

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 
-from vlm_rl.samplers.gloo_link import address_towards, join_store, send
-from vlm_rl.samplers.server_client import ServerError, ask, connected
+from vlm_rl.samplers.remote.client import ServerError, ask, connected
+from vlm_rl.samplers.remote.gloo_link import address_towards, join_store, send
 from vlm_rl.types import NamedTensors
 
 _PART = 256 << 20  # bytes of gathered weights that wait to be sent
@@ -98,7 +98,7 @@ class NcclLink:
     """A connection of vLLM's own NCCL engine."""
 
     def __init__(self, host: str, seconds: float, *, workers: int) -> None:
-        from vlm_rl.samplers.vllm_nccl import NcclGroup
+        from vlm_rl.samplers.vllm.nccl import NcclGroup
 
         self._seconds = seconds
         self._group = NcclGroup(address_towards(host), workers=workers, seconds=seconds)

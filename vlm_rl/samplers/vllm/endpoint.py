@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.samplers.vllm_options import prompt_request, sampling_options
+from vlm_rl.samplers.vllm.options import prompt_request, sampling_options
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 _TRIES = 3  # of a response whose prepared images were lost

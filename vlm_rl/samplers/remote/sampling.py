@@ -15,9 +15,9 @@ import numpy as np
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import rank
 from vlm_rl.samplers.base import SampleRequest, SamplingParams, make_rollout
-from vlm_rl.samplers.schedule import Schedule
-from vlm_rl.samplers.server_client import ServerError, ServerResponse, ask, ask_group, connected
-from vlm_rl.samplers.server_fleet import Fleet
+from vlm_rl.samplers.remote.client import ServerError, ServerResponse, ask, ask_group, connected
+from vlm_rl.samplers.remote.fleet import Fleet
+from vlm_rl.samplers.remote.schedule import Schedule
 from vlm_rl.types import Prompt, Rollout
 
 

@@ -1,10 +1,9 @@
 """The switch `model.layer_patches`: our code in place of some layers of a transformers model, or of none.
 
-The patches compute what transformers' own layers compute. They keep less for the backward pass
-(vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
-have run on CPUs only, so `auto` turns them off on a GPU, except for the vision tower's attention: transformers' own
-calls a kernel for each window there. The switch is not for the attention over packed rows
-(vlm_rl.learner.shared_prefix_attention), which is always ours.
+The patches compute what transformers' own layers compute. They keep less for the backward pass (lean_layers) and make
+fewer calls in the vision tower (vision). They have run on CPUs only, so `auto` turns them off on a GPU, except for
+the vision tower's attention: transformers' own calls a kernel for each window there. The switch is not for the
+attention over packed rows (shared_prefix), which is always ours.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlm_rl.config import LayerPatches
-from vlm_rl.learner import lean_layers, vision_attention
+from vlm_rl.learner.attention import lean_layers
+from vlm_rl.learner.attention import vision as vision_attention
 
 
 def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:

@@ -16,13 +16,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm_rl.data.vision_idefics3 import Idefics3
-from vlm_rl.data.vision_internvl import InternVL
-from vlm_rl.data.vision_qwen import QwenVL, video_metadata
-from vlm_rl.data.vision_tower import TowerSize
+from vlm_rl.data.vision.idefics3 import Idefics3
+from vlm_rl.data.vision.internvl import InternVL
+from vlm_rl.data.vision.qwen import QwenVL, video_metadata
+from vlm_rl.data.vision.tower import TowerSize
+from vlm_rl.model_files.model_folder import vision_family
 from vlm_rl.types import Video
 
-__all__ = ["FAMILIES", "VisionFamily", "join_vision", "video_metadata", "vision_of"]
+__all__ = ["VisionFamily", "join_vision", "video_metadata", "vision_of"]
 
 
 class VisionFamily(Protocol):
@@ -108,8 +109,7 @@ class VisionFamily(Protocol):
         ...
 
 
-_QWEN_VL = QwenVL()
-FAMILIES: dict[str, VisionFamily] = {"idefics3": Idefics3(), "internvl": InternVL()}
+_FAMILIES: dict[str, VisionFamily] = {"qwen": QwenVL(), "idefics3": Idefics3(), "internvl": InternVL()}
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -120,8 +120,5 @@ def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def vision_of(config: Any) -> VisionFamily | None:
     """Return the family of a transformers configuration; None for a text model, and for one that is not known."""
-    vision = getattr(config, "vision_config", None)
-    if vision is None:
-        return None
-    is_qwen = hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")
-    return FAMILIES.get(config.model_type, _QWEN_VL if is_qwen else None)
+    name = vision_family(config)
+    return None if name is None else _FAMILIES[name]

@@ -25,12 +25,12 @@ import torch
 from safetensors.torch import save_file
 
 from vlm_rl.config import ENGINE_SHARE, LoraConfig
-from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError, near
+from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
+from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -40,15 +40,15 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.samplers.vllm_options import (
+from vlm_rl.samplers.vllm.options import (
     engine_environment,
     engine_options,
     prompt_request,
     sampling_options,
     start_note,
 )
-from vlm_rl.samplers.vllm_start import compiler_kept, starting
-from vlm_rl.samplers.vllm_worker import (
+from vlm_rl.samplers.vllm.start import compiler_kept, starting
+from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
     worker_buffers,

@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from vlm_rl.learner.shared_prefix_attention import takes_flash
+from vlm_rl.learner.attention.shared_prefix import takes_flash
 
 NAME = "flash_windows"
 

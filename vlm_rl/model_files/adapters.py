@@ -27,7 +27,7 @@ class BaseModel:
     """The model that an adapter was trained on."""
 
     path: str
-    weights_sha256: str  # see vlm_rl.data.model_folder.weights_sha256
+    weights_sha256: str  # see vlm_rl.model_files.model_folder.weights_sha256
 
 
 def base_of(folder: str | Path) -> BaseModel | None:
@@ -79,7 +79,7 @@ def load_merged(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from vlm_rl.data.checkpoint_layout import use_published_layout
+    from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
     base = base_of(folder)
     assert base is not None, folder

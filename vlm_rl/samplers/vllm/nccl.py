@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vlm_rl.devices import default_device
-from vlm_rl.samplers.vllm import import_vllm
+from vlm_rl.samplers.vllm.engine import import_vllm
 
 
 class NcclGroup:

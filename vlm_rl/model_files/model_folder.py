@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import RolloutConfig
-from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
-from vlm_rl.data.finite_weights import non_finite_tensor
-from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
+from vlm_rl.model_files.adapters import ADAPTER_WEIGHTS, base_of
+from vlm_rl.model_files.finite_weights import non_finite_tensor
+from vlm_rl.model_files.hub_models import short_name
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _HASH_THREADS = 4
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 OLDEST_TRANSFORMERS = (5, 18)
+TILED_FAMILIES = ("idefics3", "internvl")  # model types whose images are cut into tiles; see vlm_rl.data.vision
 
 
 def check_transformers() -> None:
@@ -302,8 +303,6 @@ def open_config(model_path: str) -> Any:
     """Return the model's configuration. Raises UserError if it cannot be used."""
     from transformers import AutoConfig
 
-    from vlm_rl.data.vision import FAMILIES, vision_of
-
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:  # whatever the values in the file lead to
@@ -313,12 +312,20 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
             "use a model whose classes are in transformers, or remove the entry"
         )
-    if getattr(config, "vision_config", None) is not None and vision_of(config) is None:
+    if getattr(config, "vision_config", None) is not None and vision_family(config) is None:
         raise UserError(
             f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
-            f"use one of Qwen's, such as Qwen2.5-VL, or one of type {', '.join(sorted(FAMILIES))}"
+            f"use one of Qwen's, such as Qwen2.5-VL, or one of type {', '.join(TILED_FAMILIES)}"
         )
     return config
+
+
+def vision_family(config: Any) -> str | None:
+    """Return how a configuration's images are encoded: "qwen" or a tiled family; None for a text or unknown model."""
+    vision = getattr(config, "vision_config", None)
+    if vision is not None and config.model_type in TILED_FAMILIES:
+        return config.model_type
+    return "qwen" if hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size") else None
 
 
 def own_attention(config: Any) -> str:

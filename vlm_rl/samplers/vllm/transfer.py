@@ -23,8 +23,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from vlm_rl.samplers.gloo_link import join, receive
-from vlm_rl.samplers.vllm_worker import forget_expert_kernels, repack_heads, worker_buffers, worker_checksums
+from vlm_rl.samplers.remote.gloo_link import join, receive
+from vlm_rl.samplers.vllm.worker import forget_expert_kernels, repack_heads, worker_buffers, worker_checksums
 
 
 @dataclass

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm_rl.data.images import check_pixel_range, fit_to_grid
-from vlm_rl.data.vision_tower import TowerSize
+from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.types import Video
 
 _WITH_VIDEOS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -23,7 +23,7 @@ _AS_GIVEN = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_fram
 
 
 class QwenVL:
-    """A vlm_rl.data.vision.VisionFamily. We resize images and frames to the grid, and the processor does not."""
+    """A VisionFamily. We resize images and frames to the grid, and the processor does not."""
 
     has_mrope = True
     first_layer = "patch_embed"

@@ -1,0 +1,9 @@
+"""How images and videos enter the models of each family.
+
+    family  the interface, which the prompt builder, the learner and the samplers know, and the family of a model
+    tower   the size of a vision tower
+
+Private to this room: the families (qwen, internvl, idefics3), and tiles, which the last two share.
+"""
+
+__all__ = ["family", "tower"]

@@ -1,0 +1,13 @@
+"""Rollouts from servers of vLLM on this or other machines.
+
+    servers   the sampler
+    serve     start a server for a run
+    schedule  which server samples which group; loads nothing
+    client    the connection to one server, and what it answers
+    gloo_link weights over TCP, from host memory to host memory
+
+Private to this room: fleet (which servers answer and hold the current weights), push (the weights to all of them),
+sampling (the groups of a batch, from all of them) and background (batches that are sampled while others train).
+"""
+
+__all__ = ["client", "gloo_link", "schedule", "serve", "servers"]
