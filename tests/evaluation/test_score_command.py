@@ -28,7 +28,7 @@ from vlm_rl.types import Problem
 def test_scoring_loads_neither_torch_nor_an_engine() -> None:
     """The command starts at once, and the demo may use the same modules."""
     code = (
-        "import sys, vlm_rl.evaluation.benchmarks.score_command, vlm_rl.run.paired\n"
+        "import sys, vlm_rl.evaluation.benchmarks.score_command, vlm_rl.paired\n"
         "print(sorted({'torch', 'transformers', 'vllm', 'gradio', 'sympy', 'datasets'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
-from vlm_rl.run.paired import ProblemScore, by_category, pair, problem_scores
+from vlm_rl.paired import ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import score_interval, sign_test
 from vlm_rl.types import Problem
 

@@ -22,7 +22,7 @@ from vlm_rl.config import TrackersConfig
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.mirror import NUM_SAMPLES, Mirror, Progress
-from vlm_rl.run.trackers import TRACKERS, check_trackers
+from vlm_rl.run.trackers.registry import TRACKERS, check_trackers
 from vlm_rl.run.tracking import Tracking
 from vlm_rl.types import Problem
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vlm_rl.paired import Paired, ProblemScore, pair, problem_scores
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.points import Interval, forest
 from vlm_rl.report.figures import card
@@ -12,7 +13,6 @@ from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.vega import embed
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.run.paired import Paired, ProblemScore, pair, problem_scores
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]

@@ -4,7 +4,6 @@ directory    read and write a run directory: the contract between training, repo
 configurations  a resume's against that of its run, and those of several ranks
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
-paired       two evaluations compared problem by problem
 checkpoint   checkpoints that are complete or absent
 checkpoint_names  what a user may call a checkpoint
 manifest     what a checkpoint says of its files, and of the run that it resumes
@@ -12,7 +11,7 @@ lock         one writer at a time in a run directory
 interrupts   Ctrl-C that is not lost
 writing      what the file system refuses, as a message
 run_log      log.txt: what rank 0 shows, with the time
-trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface
+trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface (a folder with a door of its own)
 mirror       the process that sends a run to one of them
 tracking     these processes, as a run starts and ends them
 cores        how many cores are allowed and free
@@ -29,7 +28,6 @@ __all__ = [
     "interrupts",
     "lock",
     "manifest",
-    "paired",
     "rollout_row",
     "run_log",
     "terminal",

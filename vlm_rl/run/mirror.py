@@ -33,7 +33,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
 from vlm_rl.run.directory import RunDirectory, metric_record, write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
-from vlm_rl.run.trackers import TRACKERS, LoggedSample, TrackedRun, Tracker
+from vlm_rl.run.trackers.registry import TRACKERS
+from vlm_rl.run.trackers.tracker import LoggedSample, TrackedRun, Tracker
 
 POLL_SECONDS = 1.0
 END_SECONDS = 30.0  # after the run has ended

@@ -20,7 +20,7 @@ from pathlib import Path
 from vlm_rl.config import TrackersConfig
 from vlm_rl.errors import UserError
 from vlm_rl.run.mirror import END_SECONDS, Progress, progress_file
-from vlm_rl.run.trackers import check_trackers
+from vlm_rl.run.trackers.registry import check_trackers
 from vlm_rl.run.writing import writing
 
 

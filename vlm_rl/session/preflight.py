@@ -20,7 +20,7 @@ from vlm_rl.model_files.model_folder import check_model_folder, check_transforme
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.configurations import check_unchanged
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
-from vlm_rl.run.trackers import check_trackers
+from vlm_rl.run.trackers.registry import check_trackers
 from vlm_rl.samplers.missing_vllm import check_vllm_is_there
 
 _AnyConfig = TypeVar("_AnyConfig", Config, SftConfig)
