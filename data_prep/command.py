@@ -204,7 +204,7 @@ def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
 
 
 def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder:
-    """Return what counts a prompt's tokens."""
+    """Return a function that counts a prompt's tokens."""
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.run.checkpoint_names import resolve_model
     from vlm_rl.templates import TEMPLATES
@@ -242,7 +242,7 @@ def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None)
 
 
 def _origin(named: Path, folder: Path, template: str) -> dict[str, str]:
-    """Return what the manifest says about the counting of tokens: by which tokenizer, found in which folder."""
+    """Describe the counting of tokens for the manifest: by which tokenizer, found in which folder."""
     file = folder / "tokenizer.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
     return {"tokenizer": named.name, "sha256": digest, "template": template}

@@ -115,7 +115,7 @@ def check_prepared(paths: Sequence[Path]) -> None:
 
 
 def find_leaks(rows: Iterator[tuple[int, str, Sequence[str]]], benchmarks: BenchmarkIndex) -> dict[int, Leak]:
-    """Return what each leaked row shares with a benchmark.
+    """Find the text or image that each leaked row shares with a benchmark.
 
     Args:
         rows: row number, question and perceptual hashes of each training row.

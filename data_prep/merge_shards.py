@@ -146,7 +146,7 @@ def _repeated_ids(rows: Sequence[KeptRow], *, strict: bool) -> dict[int, Dropped
 def _leaks(
     stems: Sequence[Path], rows: Sequence[KeptRow], dropped: dict[int, DroppedRow], options: Options
 ) -> dict[int, Leak]:
-    """Return what the training rows that are still there share with a benchmark, by row number."""
+    """Return the matches of the remaining training rows with a benchmark, by row number."""
     if not options.against:
         return {}
 

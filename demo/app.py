@@ -246,7 +246,7 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
 
 
 def _patch_of(event: gr.EventData) -> str:
-    """Return what the page's script handed over."""
+    """Read the values from the page's script."""
     patch = event._data.get("patch") if isinstance(event._data, dict) else ""
     return patch if isinstance(patch, str) else ""
 

@@ -95,7 +95,7 @@ class _Event(_Body):
 
 
 def _events_of(page: gr.Blocks) -> TypeAdapter[_Event]:
-    """Return what reads the body of any of the page's events, and raises ValidationError for all else."""
+    """Build the reader of the bodies of the page's events, which raises ValidationError for all else."""
     literal: Any = Literal  # these types are made here and now: no type checker can read them
     annotated: Any = Annotated
     values: Any = tuple
@@ -163,7 +163,7 @@ class RequestGuard:
         await answer(request.scope, _replayed(body, receive), send_with_headers)
 
     async def _admit(self, request: Request) -> tuple[ASGIApp, bytes]:
-        """Return what answers a request, and the body that it is given. Raises HTTPException for a refusal."""
+        """Return the handler of a request, and the body that it gets. Raises HTTPException for a refusal."""
         path, is_post = request.scope["path"], request.method == "POST"
         self._access.check_origin(request)
         if is_post and path == LOGIN_PATH and self._access.asks_for_token:
@@ -227,7 +227,7 @@ class RequestGuard:
 
 
 def _rewritten(body: bytes, kind: TypeAdapter[Any]) -> bytes:
-    """Return what a body says, written anew. Raises HTTPException for one that the page does not send."""
+    """Read a body and write it anew. Raises HTTPException for one that the page does not send."""
     try:
         return kind.dump_json(kind.validate_json(body))
     except ValidationError:

@@ -399,7 +399,7 @@ def has_backward(way: str, device: torch.device) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return what kind of error it is, and the first line of what it says."""
+    """Return the error's kind and the first line of its message."""
     return f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]:.80}"
 
 

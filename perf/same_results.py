@@ -86,7 +86,7 @@ def corpus(tree: Path) -> Path:
 
 
 def run(tree: Path, *command: str) -> str:
-    """Return what Python prints with the tree's code. Raises SystemExit with the errors of a command that fails."""
+    """Run Python with the tree's code and return its output. Raises SystemExit where the command fails."""
     done = python(tree, *command, folder=tree)
     if done.returncode:
         raise SystemExit(f"{tree.name}: {' '.join(command)} ended with {done.returncode}\n{done.stderr[-3000:]}")

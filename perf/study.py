@@ -133,7 +133,7 @@ def record(table: pa.Table, out: Path) -> None:
 
 
 def rows_of(folder: Path) -> pa.Table:
-    """Return what a recorded file holds, from the results of the STUDIES that the folder has."""
+    """Build the content of a recorded file from the results of the STUDIES in the folder."""
     rows: list[dict[str, Any]] = []
     for name in STUDIES:
         path = folder / name / "comparison.json"

@@ -335,7 +335,7 @@ def report(
 
 
 def trl_batch(groups: Sequence[Any]) -> dict[str, Any]:
-    """Return what GRPOTrainer._generate_and_score_completions would return of these groups."""
+    """Build the output of GRPOTrainer._generate_and_score_completions for these groups."""
     import torch
 
     flat = [(group, index) for group in groups for index in range(len(group.rollouts))]

@@ -91,7 +91,7 @@ def share(whole: Sequence[T]) -> Sequence[T]:
 
 
 def gather_shares(mine: Sequence[T]) -> list[T]:
-    """Return what all ranks made of their ``share``, in the order of the whole list, on every rank."""
+    """Gather all ranks' results for their ``share`` on every rank, in the order of the whole list."""
     return merge_shares(all_gather(list(mine)))
 
 

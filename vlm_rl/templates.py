@@ -134,14 +134,14 @@ def fenced(program: str) -> str:
 
 
 def programs(text: str) -> list[str]:
-    """Return what is between each two lines that hold ```, in order; a last block that is not closed is left out."""
+    """Return the text between each two lines that hold ```, in order; a last block that is not closed is left out."""
     lines, fences = _fences(text)
     pairs = zip(fences[::2], fences[1::2], strict=False)
     return ["\n".join(lines[start + 1 : end]) for start, end in pairs]
 
 
 def last_program(text: str) -> str | None:
-    """Return what is between the last two lines that hold ```, as LiveCodeBench does; None without two."""
+    """Return the text between the last two lines that hold ```, as LiveCodeBench does; None without two."""
     lines, fences = _fences(text)
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else None
 

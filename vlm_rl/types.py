@@ -119,7 +119,7 @@ def name_videos(question: str, videos: Sequence[Sequence[float]]) -> str:
 
 
 def times_fault(times: Any) -> str:
-    """Return what is wrong with the seconds of a video's frames, as the end of a sentence; "" if nothing is."""
+    """Describe a fault in the seconds of a video's frames as the end of a sentence; "" if there is none."""
     if not isinstance(times, list) or len(times) < 2:
         return "has a video with less than two frames"
     for time in times:

@@ -241,7 +241,7 @@ def _lists(question: str, choices: tuple[str, ...]) -> bool:
 
 
 def digest_row(images: Sequence[ImageRef], *texts: str) -> str:
-    """Return what names a row without an id: a digest of its texts and its images."""
+    """Name a row without an id by a digest of its texts and its images."""
     names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in images]
     text = "\0".join([*texts, *names])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]  # such a row is dropped later

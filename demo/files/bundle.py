@@ -164,7 +164,7 @@ def _write_image(address: str, images: Path) -> str:
 
 
 def _index(state: PageState, part_of: Sequence[int]) -> dict[str, Any]:
-    """Return what the table shows, sorts and filters: a list per column, in the page's order."""
+    """Return the table's data for showing, sorting and filtering: a list per column, in the page's order."""
     table, order = state.table, state.order.tolist()
     rows = [row_of(state, p) for p in order]
     return {

@@ -26,7 +26,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 
 
 def loading_note(engine: EngineName) -> str:
-    """Return what to know while a checkpoint is loaded: with vLLM that may take minutes."""
+    """Return a note for the time in which a checkpoint is loaded: with vLLM that may be minutes."""
     if engine == "transformers" or find_spec("vllm") is None:
         return ""
     return "vLLM starts: on a GPU it compiles a model, one to two minutes the first time"
@@ -239,6 +239,6 @@ def problem_of(question: LiveQuestion) -> Problem:
 
 
 def _stamp(path: Path) -> tuple[str, int]:
-    """Return what changes when a different checkpoint is put into the same folder."""
+    """Return a key that changes when a different checkpoint is put into the same folder."""
     newest = max((file.stat().st_mtime_ns for file in path.glob("*.safetensors")), default=0)
     return str(path.resolve()), newest

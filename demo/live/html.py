@@ -122,7 +122,7 @@ def live_error_html(text: str) -> Markup:
 
 
 def live_note_html(text: str) -> Markup:
-    """Return what to do on an empty panel."""
+    """Return the advice on an empty panel."""
     return render("live_note", text=text)
 
 

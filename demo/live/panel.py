@@ -273,7 +273,7 @@ def _buttons(*, asking: bool) -> tuple[Any, Any]:
 
 
 def _settings(seed: Any, temperature: Any, max_tokens: Any) -> AskSettings:
-    """Return what the page sent as numbers; the queue checks their ranges. Raises UserError for other text."""
+    """Read the page's fields as numbers; the queue checks their ranges. Raises UserError for other text."""
     try:
         return AskSettings(seed=round(seed), temperature=float(temperature), max_tokens=round(max_tokens))
     except (TypeError, ValueError, OverflowError):

@@ -52,7 +52,7 @@ class EvaluatedCheckpoint:
 
     @property
     def counter(self) -> TokenCounter | None:
-        """Return what counts tokens as the model does; None where no tokenizer is at hand."""
+        """Return the counter of the model's tokens; None where no tokenizer is at hand."""
         return find_counter(self.folder, self.step, self.model)
 
     @property
@@ -177,7 +177,7 @@ class Library:
         return list(self.checkpoints)
 
     def label(self, run: str, step: int) -> str:
-        """Return what the page calls a checkpoint, evaluated or not."""
+        """Return a checkpoint's name on the page, evaluated or not."""
         return f"step {step}" if self._is_alone else f"{run} · step {step}"
 
     def labels(self, benchmark: str) -> dict[str, str]:
@@ -217,7 +217,7 @@ class Library:
 
 
 def key_of(run: str, step: int) -> str:
-    """Return what the address calls a checkpoint."""
+    """Return a checkpoint's name in the address."""
     return f"{run}@{step}"
 
 

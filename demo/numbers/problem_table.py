@@ -212,7 +212,7 @@ def ordered(table: ProblemTable, keep_P: np.ndarray, sort: str, focus: str = "")
 
 
 def _values(table: ProblemTable, column: SortColumn) -> np.ndarray:
-    """Return what the table says in a column."""
+    """Return the text of a table's cell."""
     if column.is_of_checkpoint:
         return (table.score_CP if column.name == "score" else table.length_CP)[column.checkpoint]
     if column.name == "difficulty":

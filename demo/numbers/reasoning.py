@@ -49,7 +49,7 @@ class Reasoning:
 
 
 def measure(response: str, gold: str, question: str = "") -> Reasoning:
-    """Return what is found in a response. Without a gold the moves alone are."""
+    """Find the moves and the first answer in a response. Without a gold only the moves are found."""
     if len(response) > MAX_TEXT:
         return Reasoning(characters=len(response))
     start, end = reasoning_span(response)
@@ -67,7 +67,7 @@ def measure(response: str, gold: str, question: str = "") -> Reasoning:
 
 
 def reasoning_at(responses: Responses, row: int) -> Reasoning:
-    """Return what is found in the response of a row of its records."""
+    """Find the moves and the first answer in the response of a row of its records."""
     if row not in responses.reasoning_cache:
         texts = [responses.texts[name][row].as_py() or "" for name in ("response", "gold", "question")]
         responses.reasoning_cache[row] = measure(*texts)

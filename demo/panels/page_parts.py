@@ -46,5 +46,5 @@ def export_panel(state: PageState) -> Markup:
 
 
 def error_html(message: str) -> Markup:
-    """Return what a panel shows when its data cannot be read."""
+    """Return a panel's text where its data cannot be read."""
     return render("message", text=message, is_error=True)

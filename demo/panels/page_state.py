@@ -41,7 +41,7 @@ class PageState:
 
     @property
     def labels(self) -> list[str]:
-        """Return what the page calls each checkpoint."""
+        """Return each checkpoint's name on the page."""
         return [checkpoint.label for checkpoint in self.table.checkpoints]
 
     @property
@@ -85,7 +85,7 @@ class PageState:
 
 
 def order_names(state: PageState) -> dict[str, str]:
-    """Return what each order of the problems is called; that of a column of the table is there while it is chosen."""
+    """Name each order of the problems; that of a column of the table is there while it is chosen."""
     column = SortColumn.parse(state.url.sort)
     if column is None:
         return SORTS

@@ -104,7 +104,7 @@ def _message(text: str) -> Markup:
 
 
 def _key(runs: Sequence[OpenRun], slots: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return what each colour means; the seeds of a study share one and are one entry."""
+    """Return the legend; the seeds of a study share a colour and are one entry."""
     groups: dict[tuple[int, str], list[OpenRun]] = {}
     for run in runs:
         parent, _, last = run.name.rpartition("/")

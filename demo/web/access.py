@@ -108,7 +108,7 @@ class Access:
         return HTMLResponse(page, 401, headers={"content-security-policy": _LOGIN_POLICY})
 
     def log_in(self, request: Request, body: bytes) -> Response:
-        """Return what a sent form leads to: the view that was asked for and a cookie, or the login page again."""
+        """Answer a sent form: the requested view with a cookie, or the login page again."""
         try:
             given = parse_qs(body.decode(), max_num_fields=1).get("token", [""])[0]
         except ValueError:

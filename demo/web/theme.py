@@ -34,7 +34,7 @@ def stylesheet_of_app() -> str:
 
 
 def head() -> str:
-    """Return what the page's head needs: the rules for the switches and for a phone."""
+    """Return the styles for the page's head: the rules for the switches and for a phone."""
     return f"<style>{asset('switches.css')}{asset('phone.css')}</style>"
 
 

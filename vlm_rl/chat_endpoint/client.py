@@ -229,7 +229,7 @@ def error_text(data: bytes) -> str:
 
 
 def error_message(error: Any) -> str:
-    """Return what the field `error` says: it is a text, or an object with a message."""
+    """Return the message of the field `error`, which is a text or an object with a message."""
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 

@@ -104,7 +104,7 @@ def _section_in(annotation: Any) -> type[ConfigSection] | None:
 
 
 def _in_words(kind: Any, limits: list[Any] | None = None) -> str:
-    """Return what a type allows, in words."""
+    """Describe the values of a type in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _in_words(inner[0], [item for limit in inner[1:] for item in getattr(limit, "metadata", [limit])])

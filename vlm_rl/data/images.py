@@ -163,7 +163,7 @@ def encode_jpeg(image: Image.Image) -> bytes:
 
 
 def _smart_resize(height: int, width: int, factor: int, low: int, high: int) -> tuple[int, int]:
-    """Return what a pass of transformers.models.qwen2_vl's `smart_resize` gives; round() is banker's in both."""
+    """Compute a pass of transformers.models.qwen2_vl's `smart_resize`; round() is banker's in both."""
     fitted_h = round(height / factor) * factor
     fitted_w = round(width / factor) * factor
     if fitted_h * fitted_w > high:

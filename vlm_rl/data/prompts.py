@@ -299,7 +299,7 @@ class PromptBuilder:
         return np.array(expanded, dtype=np.int32)
 
     def _probe_chat_template(self) -> tuple[str, str]:
-        """Return what the chat template writes at a response's start ("" or from <think> on), and after its end."""
+        """Return the chat template's text at a response's start ("" or from <think> on), and after its end."""
         question, answer = "[[question]]", "[[answer]]"
         user = [*self._system(), self._user([question], [])]
         content = [{"type": "text", "text": answer}] if self.is_vision else answer

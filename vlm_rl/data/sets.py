@@ -146,7 +146,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
 
 
 def _fault_of(row: Mapping[str, Any]) -> str:
-    """Return what is wrong with a row, as the end of a sentence; "" if nothing is."""
+    """Describe a row's fault as the end of a sentence; "" if it has none."""
     for name in ("id", "question", "answer"):
         if not (row[name] or "").strip():
             more = ", so nothing could be graded" if name == "answer" else ""

@@ -75,7 +75,7 @@ def GPUs(_: Path) -> Check:
 
 
 def _driver_cards() -> tuple[list[str], str]:
-    """Return what nvidia-smi says: a line for each GPU, and the driver's version."""
+    """Run nvidia-smi and return a line for each GPU, and the driver's version."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()

@@ -87,7 +87,7 @@ class CodeTests:
 
 
 def unpacked(text: str) -> bytes:
-    """Return what was compressed and written in base64. Raises ValueError where it is not that, or too large."""
+    """Decode base64 and decompress. Raises ValueError where the data are not that, or too large."""
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)

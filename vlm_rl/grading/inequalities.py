@@ -208,7 +208,7 @@ class _Linear:
         return None if is_number or offset is None or slope is None else cls(variable, offset, slope)
 
     def solved(self, bound: str) -> str:
-        """Return what the variable is where this side equals the bound."""
+        """Solve for the variable where this side equals the bound."""
         if (self.offset, self.slope) == (0, 1):
             return clean(bound)
         return rf"\frac{{({bound})-({self.offset})}}{{{self.slope}}}"

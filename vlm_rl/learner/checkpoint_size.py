@@ -154,7 +154,7 @@ class DiskRoom:
 
 
 def disk_room(config: Config | SftConfig, policy: Policy, *, on_gpu: bool) -> DiskRoom:
-    """Return what the checkpoints of a run will take whose policy is loaded, whole or in shards.
+    """Compute the disk space of a run's checkpoints from its loaded policy, whole or in shards.
 
     Raises UserError where a save is certain to be refused.
     """
@@ -174,7 +174,7 @@ def disk_room(config: Config | SftConfig, policy: Policy, *, on_gpu: bool) -> Di
 
 
 def planned_room(plan: DryRun) -> DiskRoom:
-    """Return what the checkpoints of a plan will take."""
+    """Compute the disk space of a plan's checkpoints."""
     size = checkpoint_bytes(
         plan.config.train,
         plan.dtype,

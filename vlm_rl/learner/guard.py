@@ -65,7 +65,7 @@ class GradientGuard:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return what a resume needs, as JSON."""
+        """Return the state for a resume, as JSON."""
         return {
             "history": list(self.history),
             "num_skipped": self.num_skipped,

@@ -272,7 +272,7 @@ def _loss_inputs(
     mean_weight: float,
     version: int | None,
 ) -> LossInputs:
-    """Return what the loss needs of the row's responses, end to end."""
+    """Return the loss's inputs for the row's responses, end to end."""
     members = [(chunk, index) for chunk in chunks for index in chunk.responses]
     rollouts = [groups[chunk.group].rollouts[index] for chunk, index in members]
     lengths = [len(rollout.ids) for rollout in rollouts]

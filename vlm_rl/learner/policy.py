@@ -258,7 +258,7 @@ class Policy(nn.Module):
         return output.last_hidden_state.flatten(0, 1)
 
     def _image_features(self, row: PackedRow) -> Sequence[Tensor]:
-        """Return what each merger makes of the row's images, [visual tokens, H].
+        """Return each merger's features of the row's images, [visual tokens, H].
 
         A row without images computes the smallest image and takes none of it. Under ZeRO every rank must reach the
         same parameters in the same order in each micro-batch, or the collectives that gather and reduce them wait

@@ -63,11 +63,11 @@ class _MiniBatch:
         return sum(max(map(self.total, rows)) for rows in zip(*plan, strict=True))
 
     def prompt_cost(self, group: int) -> float:
-        """Return what the prompt costs where there is a response to it."""
+        """Return the prompt's cost in a row that has a response to it."""
         return 0.0 if self.padded else self.prompts[group] + self.pair_cost * self.prompts[group] ** 2 / 2
 
     def response_cost(self, group: int, index: int) -> float:
-        """Return what the response costs behind a prompt that is there; padded, its own copy of the prompt too."""
+        """Return the response's cost behind its prompt; padded, with its own copy of the prompt."""
         size = self.responses[group][index]
         if self.padded:
             size += self.prompts[group]
@@ -127,7 +127,7 @@ def row_costs(
     pair_cost: float = 0.0,
     padded: bool = False,
 ) -> list[list[float]]:
-    """Return what each row of a plan costs, by rank; a token costs 1.
+    """Return the cost of each row of a plan, by rank; a token costs 1.
 
     `plan` is what `plan_rows` returned, and the other arguments are those of `plan_rows`.
     """
@@ -225,7 +225,7 @@ class _Costs:
 
     @property
     def least(self) -> float:
-        """Return what the fullest bin costs at least: an even share, and the longest response."""
+        """Return the least cost of the fullest bin: an even share, and the longest response."""
         even = (self.responses.sum() + self.prompts.sum()) / self.num_bins
         return max(even, (self.responses + self.prompts[self.groups]).max())
 
@@ -278,11 +278,11 @@ class _Costs:
             bin_of_N[mine[m]], bin_of_N[others[o]] = bin_O[o], fullest
 
     def _new(self, held: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return what a prompt costs a bin that holds no response of its group yet."""
+        """Return a prompt's cost in a bin that holds no response of its group yet."""
         return np.where(held == 0, self.prompts[groups], 0)
 
     def _last(self, held: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Return what a bin saves with its only response of a group."""
+        """Return the cost that a bin loses with its only response of a group."""
         return np.where(held == 1, self.prompts[groups], 0)
 
 

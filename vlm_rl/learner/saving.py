@@ -78,7 +78,7 @@ class _Pending:
     written: Future[dict[str, FileEntry]]  # this rank's files
 
     def outcome(self) -> dict[str, FileEntry] | CheckpointError | None:
-        """Return what this rank has written, why it could not, or None while it is writing."""
+        """Return the files that this rank has written, its error, or None while it is writing."""
         if not self.written.done():
             return None
         error = self.written.exception()

@@ -68,7 +68,7 @@ def hub_name(path: str | Path) -> str | None:
 
 
 def short_name(path: str | Path) -> str:
-    """Return what people call a model: NAME of ORG/NAME@REVISION, or the last part of a path."""
+    """Return a model's short name: NAME of ORG/NAME@REVISION, or the last part of a path."""
     return Path(hub_name(path) or str(path)).name.partition("@")[0]
 
 

@@ -43,7 +43,7 @@ class PaperRun:
 
     @property
     def title(self) -> str:
-        """Return what tables and messages call the run."""
+        """Return the run's name in tables and messages."""
         return f"{self.model} {self.rule}"
 
 

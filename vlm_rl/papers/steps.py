@@ -103,7 +103,7 @@ def table_rows(paper: Paper, runs: Sequence[PlannedRun], out: Path) -> list[Tabl
 
 
 def downloads(paper: Paper) -> list[Download]:
-    """Return what the table needs from the hub: models, training sets, benchmarks."""
+    """List the table's downloads from the hub: models, training sets, benchmarks."""
     return [
         *(MODELS[model] for model in paper.models),
         *(TRAINING_SETS[name][1] for name in paper.training_sets),

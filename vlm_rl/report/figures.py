@@ -28,7 +28,7 @@ class CurveFigure:
 
     @property
     def sentence(self) -> Markup | None:
-        """Return what is said in the chart's place; None if it is drawn."""
+        """Return the text in the chart's place; None if the chart is drawn."""
         if all(curve.empty for curve in self.series):
             return _PARTS.not_logged(self.title, self.needs, self.runs)
         if not any(np.nan_to_num(curve.y).any() for curve in self.series):

@@ -98,7 +98,7 @@ def _still(series: list[Series], title: str, **options: Any) -> vega.Spec:
 
 
 def _answer(sample: SampleAnswer, title: str) -> dict[str, Any]:
-    """Return what an answer's card shows: reasoning in four lines at most, the answer in one."""
+    """Lay out an answer's card: reasoning in four lines at most, the answer in one."""
     answer = _wrapped(sample.answer, 52, 1) if sample.answer else []
     return {
         "correct": sample.correct,

@@ -246,7 +246,7 @@ def _controls(run: RunCurves) -> dict[str, float]:
 
 
 def control_sentences(values: Mapping[str, float]) -> list[str]:
-    """Return what the controls allow to say; nothing about a control that was not measured."""
+    """Return the sentences that the controls allow; none about a control that was not measured."""
     sentences = []
     blind = [values[key] for key in ("blank_images", "shuffled_images") if key in values]
     if blind and "best_constant" in values:

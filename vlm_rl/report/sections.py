@@ -248,7 +248,7 @@ def _colored(runs: Sequence[RunCurves]) -> list[tuple[str, RunCurves]]:
 
 
 def curve_label(runs: Sequence[RunCurves], run: RunCurves, what: str) -> str:
-    """Return what a curve is called: with the run's name where there are several."""
+    """Return a curve's title, with the run's name where there are several."""
     return what if len(runs) == 1 else f"{run.name}: {what}"
 
 

@@ -152,7 +152,7 @@ class FunctionCaller:
 
 
 def late(timeout: float) -> str:
-    """Return what is said of a call that took too long."""
+    """Describe a call that took too long."""
     return f"did not return within reward.function_timeout={timeout:g} seconds"
 
 

@@ -44,7 +44,7 @@ class GradedResponse:
 
     @property
     def call(self) -> Call:
-        """Return what users' functions and the judge are given."""
+        """Return the call that users' functions and the judge get."""
         return self.problem, self.text, self.grade, len(self.rollout.ids)
 
 

@@ -134,7 +134,7 @@ class RewardFunction:
         self._opened.close()
 
     def _ask(self, parts: Sequence[Part], responses: Sequence[GradedResponse]) -> dict[str, list[PartVerdict]]:
-        """Return what each part says of the responses, by its name; all are asked at the same time."""
+        """Ask all parts at the same time, and return each one's scores of the responses by its name."""
         if not parts:
             return {}
         with ThreadPoolExecutor(len(parts)) as pool:

@@ -255,7 +255,7 @@ def _damaged(path: Path, faults: Sequence[str]) -> CheckpointError:
 
 
 def _known_fault(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint as far as it is known without reading its files."""
+    """Describe a checkpoint's fault as far as it is known without reading its files."""
     try:
         _, files = _listed(path)
     except CheckpointError as error:
@@ -264,7 +264,7 @@ def _known_fault(path: Path) -> str | None:
 
 
 def _as_they_are(files: Mapping[str, os.stat_result]) -> _Identity:
-    """Return what changes if one of the files is written or replaced."""
+    """Return a key that changes if one of the files is written or replaced."""
     return tuple((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files.items())
 
 

@@ -72,7 +72,7 @@ class Progress:
 
     @classmethod
     def read(cls, run: Path, name: str) -> Progress:
-        """Return what is known of a tracker of this run; an empty one where nothing is."""
+        """Read the progress of a tracker of this run; an empty one where there is none."""
         file = progress_file(run, name)
         if not file.exists():
             return cls()

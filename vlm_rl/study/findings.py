@@ -133,7 +133,7 @@ def _outcome_sentences(results: StudyResults) -> list[str]:
 
 
 def _without_aggregation(run: RunNumbers) -> tuple[Algorithm, dict[str, Any]]:
-    """Return what makes a rule's runs, without the aggregation and without what the study sets itself."""
+    """Return the settings of a rule's runs, without the aggregation and those that the study sets itself."""
     factors = dict.fromkeys(["name", *(factor.name for factor in fields(Algorithm))], True)
     of_study = {"seed": True, "out": True, "model": {"path": True}}
     return replace(run.algorithm, aggregation=""), run.config.model_dump(exclude=of_study | {"algorithm": factors})

@@ -79,7 +79,7 @@ class Planned:
 
     @property
     def title(self) -> str:
-        """Return what messages call the run."""
+        """Return the run's name in messages."""
         return f"{self.rule} seed {self.seed}"
 
 

@@ -261,7 +261,7 @@ def curve_ends(curve: StepCurve, name: str, num_steps: int) -> tuple[float, floa
 
 
 def measure_title(measure: str) -> str:
-    """Return what a measure is called on the page."""
+    """Return a measure's name on the page."""
     kind, _, benchmark = measure.partition("/")
     if kind == "train_length_change":
         return "change of training length"

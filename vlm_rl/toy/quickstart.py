@@ -53,7 +53,7 @@ class WarmStart:
 
     @classmethod
     def here(cls) -> WarmStart:
-        """Return what this machine takes: on a GPU a step costs launches and not arithmetic, so it takes fewer."""
+        """Choose the size for this machine: on a GPU a step costs launches and not arithmetic, so it takes fewer."""
         return WARM_ON_GPU if has_gpu() else WARM_ON_CPU
 
 

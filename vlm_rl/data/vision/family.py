@@ -86,7 +86,7 @@ class VisionFamily(Protocol):
         ...
 
     def features(self, model: Any, vision: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return what a transformers model's mergers make of images, [visual tokens, H] each, deepstack last.
+        """Compute the features of images by a transformers model's mergers, [visual tokens, H] each, deepstack last.
 
         Videos come behind all images.
         """
@@ -97,11 +97,11 @@ class VisionFamily(Protocol):
         ...
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the unmodified model's forward pass takes for them; positions are given beside them."""
+        """Return their inputs of the unmodified model's forward pass, without positions."""
         ...
 
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
-        """Return what it takes in order to number the positions itself."""
+        """Return the further inputs by which it numbers the positions itself."""
         ...
 
     def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:

@@ -100,7 +100,7 @@ class QwenVL:
 
 
 def video_metadata(video: Video) -> dict[str, Any]:
-    """Return what processors are told of a video.
+    """Return a video's metadata as processors take it.
 
     They know a time as a frame's index over the video's frames a second. Ours is a clock of one tick a second, so an
     index is a time. Qwen2.5-VL's rate is the number of our frames over that of all frames, which gives the mean rate.

@@ -118,7 +118,7 @@ def _variants(row: RawRow) -> dict[str, RawRow]:
 
 
 def _cell(cell: Any) -> RawRow:
-    """Return what a table says of one variant: a row, an answer, or the verdict that the authors publish instead."""
+    """Look up one variant in a table: a row, an answer, or the verdict that the authors publish instead."""
     if isinstance(cell, dict):
         return cell
     is_verdict = str(cell).strip().lower() in ("correct", "fail")

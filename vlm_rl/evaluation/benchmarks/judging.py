@@ -127,7 +127,7 @@ def rule_name(benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel |
 def judge_facts(
     benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel | None, cost: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return what a summary says of the judge model, or of its emulation; {} for a rule without one.
+    """Describe the judge model, or its emulation, for a summary; {} for a rule without one.
 
     Args:
         benchmark: None where the problems belong to none.
@@ -145,7 +145,7 @@ def judge_facts(
 
 
 def benchmark_scores(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict[str, Any]:
-    """Return what the benchmark reports: its scores, what their headline is the mean of, and its tables by facet."""
+    """Return the benchmark's scores, the parts of their headline's mean, and its tables by facet."""
     return {
         "benchmark": benchmark.name,
         "headline": benchmark.headline,

@@ -89,7 +89,7 @@ def judge_dialogue(problem: Problem, response: Response) -> Generator[str, str, 
 
 
 def _entry(response: Response) -> str:
-    """Return what the authors' script judges: what follows the mark of the assistant's turn, where there is one.
+    """Return the text that the authors' script judges: behind the mark of the assistant's turn, where there is one.
 
     An extraction that the file ships takes the place of the response.
     """

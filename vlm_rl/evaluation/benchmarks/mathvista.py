@@ -148,7 +148,7 @@ def judge_dialogue(problem: Problem, response: Response) -> Generator[str, str, 
 
 
 def extraction_without_model(problem: Problem, response: str) -> str | None:
-    """Return what the authors' script takes without a model: nothing, an option, or a number; else None."""
+    """Extract as the authors' script does without a model: nothing, an option, or a number; else None."""
     if not response or response in problem.choices:
         return response
     try:
@@ -162,7 +162,7 @@ def extraction_without_model(problem: Problem, response: str) -> str | None:
 
 
 def extraction_by_rules(problem: Problem, response: str) -> str:
-    """Return what the authors' script extracts without a model, else what our rules find where it would ask one."""
+    """Extract as the authors' script does without a model, and by our rules where it would ask one."""
     answer_type = problem.answer_type
     response = response.strip()
     taken = extraction_without_model(problem, response)
@@ -181,7 +181,7 @@ def extraction_by_rules(problem: Problem, response: str) -> str:
 
 
 def normalised(problem: Problem, extraction: str) -> str | None:
-    """Return what the published normaliser makes of an extraction; None where it gives up."""
+    """Normalise an extraction as the published script does; None where it gives up."""
     if problem.choices:
         return _as_choice(problem.choices, extraction.strip())
     try:

@@ -86,7 +86,7 @@ def facet_tables(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict
 
 
 def health(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
-    """Return what it takes to believe a score: counts, shares (None: unknown), and failed gradings."""
+    """Return counts, shares (None: unknown) and failed gradings, which tell whether to believe a score."""
     stops = [item.response.stop_reason for item in judged if item.response.stop_reason is not None]
     verdicts = [item.judgement.verdict for item in judged]
     samples = [len(group) for group in by_problem(judged).values()]

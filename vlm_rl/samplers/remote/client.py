@@ -80,7 +80,7 @@ async def ask(
 
 
 async def ask_info(client: httpx.AsyncClient, *, seconds: float) -> dict[str, Any]:
-    """Return what the server serves. Raises ServerError."""
+    """Ask the server for its model and settings. Raises ServerError."""
     info = await ask(client, "/vlm_rl/info", seconds=seconds, post=False)
     if not isinstance(info, dict):
         raise ServerError("/vlm_rl/info: not a mapping")

@@ -45,7 +45,7 @@ class Link(Protocol):
     """The learner's end of a connection that carries weights. Where its server hangs, it raises RuntimeError."""
 
     def init_info(self) -> dict[str, Any]:
-        """Return what the server needs in order to join."""
+        """Return the server's arguments for joining."""
         ...
 
     def join(self) -> None:

@@ -191,7 +191,7 @@ class VllmSampler:
         return values
 
     def _on_each_rank(self, call: Any, **kwargs: Any) -> list[Any]:
-        """Return what `call` returns in the worker of each rank of this engine."""
+        """Run `call` in the worker of each rank of this engine and return the results."""
         return self._gathered(self._llm.collective_rpc(call, kwargs=kwargs)[0])
 
     def _finished(
