@@ -26,7 +26,7 @@ from vlm_rl.hadw import Belief
 from vlm_rl.metrics import update_metrics
 from vlm_rl.samplers.remote.client import ServerError, ServerResponse
 from vlm_rl.samplers.remote.fleet import Fleet
-from vlm_rl.samplers.remote.sampling import Drawing
+from vlm_rl.samplers.remote.sampling import Sampling
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
 from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
@@ -79,7 +79,7 @@ def test_a_token_of_other_weights_is_refused() -> None:
 
     def versions(*labels: str, since: int = 2) -> list[tuple[int, int]]:
         spans = [(3 * i, 3 * i + 3, label) for i, label in enumerate(labels)]
-        return Drawing._versions(drawing, ServerResponse([], [], spans), since=since)
+        return Sampling._versions(drawing, ServerResponse([], [], spans), since=since)
 
     assert versions("ab-2", "ab-4", "ab-5") == [(2, 3), (4, 3), (5, 3)] and versions("ab-5", since=5) == [(5, 3)]
     for labels in (["ab-1"], ["ab-4", "ab-2"], ["ab-6"], ["cd-5"], ["in an update"], ["ab--2"], ["ab-x"], ["old"]):

@@ -155,7 +155,7 @@ class Prompt:
     images: tuple[Image.Image, ...]  # RGB, already on the model's grid; not resized again
     vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
     videos: tuple[Video, ...] = ()  # like the images
-    epoch: int = 0  # of the draw: a problem that one step draws twice gets different responses
+    epoch: int = 0  # of the order: a problem that one step takes twice gets different responses
 
     @property
     def pictures(self) -> tuple[Image.Image, ...]:
@@ -173,8 +173,8 @@ class Rollout:
     logprobs: np.ndarray  # float32 [R], the sampler's, with temperature and banned ids applied
     text: str  # decoded without special tokens, without the prompt's prefill
     stop_reason: StopReason
-    policy_version: int  # optimizer steps that the weights had taken which drew the last tokens
-    older: tuple[tuple[int, int], ...] = ()  # (policy version, tokens) of what earlier weights drew, in order
+    policy_version: int  # optimizer steps of the weights that sampled the last tokens
+    older: tuple[tuple[int, int], ...] = ()  # (policy version, tokens) of the tokens of earlier weights, in order
     # Which K experts each layer's router sent the tokens to, integers [tokens, layers, K], where routing is replayed:
     # for the R - 1 tokens that the sampler read, and, in the first response of a group, for the prompt's.
     experts: np.ndarray | None = None
@@ -182,7 +182,7 @@ class Rollout:
 
     @property
     def versions_R(self) -> np.ndarray:
-        """Return the policy version that drew each token, int64 [R]."""
+        """Return the policy version that sampled each token, int64 [R]."""
         versions, counts = [version for version, _ in self.older], [count for _, count in self.older]
         all_versions = np.array([*versions, self.policy_version], dtype=np.int64)
         return np.repeat(all_versions, [*counts, len(self.ids) - sum(counts)])
@@ -238,4 +238,4 @@ class LossInputs:
     weights_n: torch.Tensor  # weight of each token of the response
     mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
-    fresh_K: torch.Tensor | None = None  # bool: drawn by the weights of this step; None: all tokens are
+    fresh_K: torch.Tensor | None = None  # bool: sampled by the weights of this step; None: all tokens are

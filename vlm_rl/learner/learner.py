@@ -102,7 +102,7 @@ class Learner:
         return filled
 
     def with_old_log_probs(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
-        """Return the rows with old_logp_K: log-probs at the current weights, which drew the responses."""
+        """Return the rows with old_logp_K: log-probs at the current weights, which sampled the responses."""
         return [replace(row, loss=replace(row.loss, old_logp_K=self.log_probs(row))) for row in rows]
 
     @torch.no_grad()

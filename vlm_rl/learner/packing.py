@@ -133,7 +133,7 @@ def pack_row(
         weights_PG: the weight of each token of each response, for the whole optimizer step.
         positions: gives a prompt's M-RoPE positions.
         mean_weight: 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
-        version: the policy version of the step's sampler, where other versions drew some of the tokens.
+        version: the policy version of the step's sampler, where other versions sampled some of the tokens.
     """
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []

@@ -1,6 +1,6 @@
 """The policy: the model, and log-probs and entropies of a packed row's response tokens.
 
-The learner must describe the distribution that the sampler drew from, so the banned ids and the temperature
+The learner must describe the distribution that the sampler samples from, so the banned ids and the temperature
 apply here too: log_softmax((logits with banned ids at -inf) / temperature).
 
 The logits of a whole row are never held at once. Hidden states pass through the output head in chunks, and

@@ -44,8 +44,8 @@ class SelfCheck:
 
         Args:
             model: as it was loaded.
-            prompts: to draw responses to.
-            banned_ids: ids at log-prob -inf, which are not drawn.
+            prompts: of the responses to sample.
+            banned_ids: ids at log-prob -inf, which are never sampled.
             temperature: divides the logits.
         """
         rng = np.random.default_rng(0)

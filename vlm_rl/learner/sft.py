@@ -65,7 +65,7 @@ def warm_start(
     dtype = model_dtype(device)
     config = config.model_copy(update={"zero_stage": least_zero_stage(dtype)})
     model = load_model(model_path, dtype=dtype, device=device)
-    # The ban, as in the reinforcement that follows: no probability is spent on ids that it never draws.
+    # The ban, as in the reinforcement that follows: no probability is spent on ids that it never samples.
     policy = Policy(model, banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     learner = Learner(policy, config, total_optimizer_steps=len(batches))

@@ -1,4 +1,4 @@
-"""The probe of a sync: the log-probs of a few tokens that the sampler draws, by the learner.
+"""The probe of a sync: the log-probs of a few sampled tokens, by the learner.
 
 The checksum of the weights cannot see with what else an engine computes: copies that it packed, scales, constants,
 its kernels. So after each sync the sampler answers one short prompt, and the learner gives the same tokens its own

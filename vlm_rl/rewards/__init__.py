@@ -1,6 +1,6 @@
 """The reward of a response: a sum of parts, each a line of the registry in reward.
 
-    reward   the registry, the sum, and the scoring of groups while others are drawn
+    reward   the registry, the sum, and the scoring of groups while others are sampled
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
 functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint) and

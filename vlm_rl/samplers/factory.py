@@ -1,4 +1,4 @@
-"""The choice of the engine that draws the responses."""
+"""The choice of the engine that samples the responses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Batches that servers draw while the learner trains: one thread of each rank, with an event loop of its own.
+"""Batches that servers sample while the learner trains: one thread of each rank, with an event loop of its own.
 
-The thread calls no collective. What it has drawn stays until `forget`, so that a checkpoint can store it.
+The thread calls no collective. What it has sampled stays until `forget`, so that a checkpoint can store it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from functools import partial
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import OnGroup, SampleRequest
 from vlm_rl.samplers.remote.fleet import Fleet
-from vlm_rl.samplers.remote.sampling import Drawing, GroupRequest
+from vlm_rl.samplers.remote.sampling import GroupRequest, Sampling
 from vlm_rl.types import Rollout
 
 _LOOK = 0.2  # seconds after which a waiting thread looks whether a server is left
 
 
 class Background:
-    """Batches by the number of their step, each drawn group by group. The oldest batch is begun first."""
+    """Batches by the number of their step, each sampled group by group. The oldest batch is begun first."""
 
     def __init__(self, fleet: Fleet, builder: PromptBuilder, rooms: Mapping[str, int], *, size: int) -> None:
-        """Start the thread; nothing is asked for. The arguments are those of Drawing."""
+        """Start the thread; nothing is asked for. The arguments are those of Sampling."""
         self._batches: dict[int, dict[int, list[Rollout]]] = {}
         self._sizes: dict[int, int] = {}
         self._given: dict[int, set[int]] = {}  # the groups that `wait` has passed on
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._drawing = Drawing(fleet, builder, rooms, size=size)
+        self._sampling = Sampling(fleet, builder, rooms, size=size)
         self._loop = asyncio.new_event_loop()
-        self._work = self._loop.create_task(self._drawing.run(for_ever=True))
+        self._work = self._loop.create_task(self._sampling.run(for_ever=True))
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
@@ -67,11 +67,11 @@ class Background:
             for index in range(len(request.prompts))
             if index not in complete
         ]
-        self._call(partial(self._drawing.add, requests))
+        self._call(partial(self._sampling.add, requests))
 
     def use(self, rooms: Mapping[str, int]) -> None:
         """Ask these servers from now on."""
-        self._call(partial(self._drawing.use, rooms))
+        self._call(partial(self._sampling.use, rooms))
 
     def wait(self, step: int, on_group: OnGroup) -> bool:
         """Wait until a batch is there or no server is left, and tell whether groups are missing.
@@ -85,7 +85,7 @@ class Background:
                 if not new:
                     if self._error is not None:
                         raise self._error
-                    if self._drawing.is_stuck:
+                    if self._sampling.is_stuck:
                         return True
                     self._changed.wait(_LOOK)
             for index, group in new.items():
@@ -105,7 +105,7 @@ class Background:
             kept.pop(step, None)
 
     def close(self) -> None:
-        """Stop drawing; servers drop what was asked of them."""
+        """Stop sampling; servers drop what was asked of them."""
         with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._work.cancel)
         self._thread.join()

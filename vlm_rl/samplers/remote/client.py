@@ -33,7 +33,7 @@ class ServerResponse:
 
     ids: list[int]
     logprobs: list[float]
-    versions: list[tuple[int, int, str]]  # tokens [start, end) were drawn by the weights with this label
+    versions: list[tuple[int, int, str]]  # tokens [start, end) were sampled by the weights with this label
 
 
 @asynccontextmanager
@@ -124,7 +124,7 @@ async def ask_group(
     Args:
         client: connected to the server.
         prompt: to answer.
-        params: how to draw.
+        params: how to sample.
         seeds: of the responses.
         builder: the prompt builder of the model, which knows the ids that end a response or are banned.
 

@@ -68,7 +68,7 @@ class Fleet:
         self.token = _read_token(settings.token_file)
         self.dtype = dtype
         self.version = 0  # of the current weights
-        self.rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can draw at once
+        self.rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can sample at once
         self.changes = 0  # pushes that were begun
         self.is_pushing = False
         self.buffers: Mapping[str, str] | None = None  # of the first server before its first push; all have the same

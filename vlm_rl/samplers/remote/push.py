@@ -162,7 +162,7 @@ class Push:
             label: of the new weights.
             token: that the servers ask for.
             seconds: that a server may take for each request.
-            in_flight: what the servers are drawing continues under the new weights; otherwise it is dropped.
+            in_flight: what the servers are sampling continues under the new weights; otherwise it is dropped.
         """
         self.peers = list(peers)
         self.failed: dict[str, str] = {}
@@ -170,7 +170,7 @@ class Push:
         self._mode = "keep" if in_flight else "abort"
 
     def begin(self) -> None:
-        """Stop what the servers are drawing, drop what they cached, and connect.
+        """Stop what the servers are sampling, drop what they cached, and connect.
 
         Keys and values are dropped in flight too: a response that continues is read in again by the new weights.
         """
@@ -192,7 +192,7 @@ class Push:
         self._each(deliver)
 
     def finish(self) -> None:
-        """Let the servers draw from the new weights."""
+        """Let the servers sample from the new weights."""
         self._each(self._finish)
 
     async def _begin(self, client: httpx.AsyncClient, peer: Peer) -> None:

@@ -39,8 +39,8 @@ class GroupRequest:
         return cls(request.prompts[index], request.params, request.seeds(index), since, on_done)
 
 
-class Drawing:
-    """Groups that are being drawn. Everything happens in the event loop that `run` is awaited in."""
+class Sampling:
+    """Groups that are being sampled. Everything happens in the event loop that `run` is awaited in."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Drawing:
         Args:
             fleet: the servers.
             builder: the prompt builder of the model.
-            rooms: the servers to ask, and the most responses of this rank that each draws at once.
+            rooms: the servers to ask, and the most responses of this rank that each samples at once.
             requests: the groups, in the order in which they are begun.
             size: responses of a group.
         """
@@ -78,7 +78,7 @@ class Drawing:
         self._note_change()
 
     def use(self, rooms: Mapping[str, int]) -> None:
-        """Ask these servers from now on. What others were drawing is drawn again."""
+        """Ask these servers from now on. What others were sampling is sampled again."""
         for url in self._schedule.at.keys() - rooms.keys():
             self._lose(url)
         for url in rooms.keys() - self._schedule.at.keys():
@@ -143,7 +143,7 @@ class Drawing:
         self._requests.pop(number).on_done(group)
 
     def _lose(self, url: str) -> None:
-        """Take a server off; what it was drawing is drawn elsewhere, from its beginning."""
+        """Take a server off; what it was sampling is sampled elsewhere, from its beginning."""
         self._schedule.lose(url)
         for task in [task for task, (place, _) in self._tasks.items() if place == url]:
             del self._tasks[task]
@@ -152,8 +152,8 @@ class Drawing:
     async def _ask(self, client: httpx.AsyncClient, request: GroupRequest) -> list[Rollout]:
         """Return one group.
 
-        Raises ServerError, also where a token was drawn by weights of another run, by earlier ones than those of the
-        request, or by earlier ones than the token before it.
+        Raises ServerError, also where a token was sampled by weights of another run, by earlier ones than those of
+        the request, or by earlier ones than the token before it.
         """
         prompt = request.prompt
         responses = await ask_group(client, prompt, request.params, request.seeds, builder=self._builder)
@@ -182,7 +182,7 @@ class Drawing:
         return [(version, tokens) for version, (_, tokens) in zip(versions, parts, strict=True)]
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
-        """Look after a server while it draws. Raises ServerError once it is silent, or holds other weights."""
+        """Look after a server while it samples. Raises ServerError once it is silent, or holds other weights."""
         fleet, silence = self._fleet, self._fleet.settings.silence
         while True:
             before = fleet.changes

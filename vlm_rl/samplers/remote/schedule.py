@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 def rank_room(places: int, ranks: int, *, is_ahead: bool) -> int:
     """Return how many responses of a rank a server is given at once.
 
-    Servers that all ranks wait for get twice what they draw at once, so that none idles between two groups.
+    Servers that all ranks wait for get twice what they sample at once, so that none idles between two groups.
     """
     return (1 if is_ahead else 2) * places // ranks
 
@@ -50,7 +50,7 @@ class Schedule:
         return name, group
 
     def join(self, server: str, room: int) -> None:
-        """Give groups to one more server, which draws so many responses at once."""
+        """Give groups to one more server, which samples so many responses at once."""
         self.at[server] = []
         self._most[server] = max(1, room // self._size)
 

@@ -1,4 +1,4 @@
-"""`vlm-rl serve CONFIG`: start a vLLM server that draws what the run of this configuration needs."""
+"""`vlm-rl serve CONFIG`: start a vLLM server that samples what the run of this configuration needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
     """Become the server; with `only_print` print its command instead.
 
     Args:
-        config: of the run that the server draws for.
+        config: of the run that the server samples for.
         host: the address to listen on.
         port: likewise.
         only_print: start nothing.

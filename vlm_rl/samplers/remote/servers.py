@@ -1,7 +1,7 @@
 """Rollouts on vLLM servers: the contract of an engine in this process, over a fleet that may lose and gain servers.
 
-A server draws only while it holds the current weights: the label of every token says so. One that fails gets no more
-work until weights were pushed to it again, at the next sync, or at once where no other is left.
+A server samples only while it holds the current weights: the label of every token says so. One that fails gets no
+more work until weights were pushed to it again, at the next sync, or at once where no other is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vlm_rl.samplers.remote.background import Background
 from vlm_rl.samplers.remote.client import ServerError, ask_proof, connected
 from vlm_rl.samplers.remote.fleet import Fleet, ServerSettings, ServersGoneError
 from vlm_rl.samplers.remote.push import Link, Peer, Push, parts
-from vlm_rl.samplers.remote.sampling import Drawing, GroupRequest
+from vlm_rl.samplers.remote.sampling import GroupRequest, Sampling
 from vlm_rl.samplers.remote.schedule import rank_room
 from vlm_rl.types import NamedTensors, Rollout
 
@@ -106,7 +106,7 @@ class ServerSampler:
         """See Sampler.sleep: a server's memory is its own."""
 
     def close(self) -> None:
-        """Drop the connections and what is being drawn; the servers stay."""
+        """Drop the connections and what is being sampled; the servers stay."""
         if self._background is not None:
             self._background.close()
         for link in self._links.values():
@@ -144,7 +144,7 @@ class ServerSampler:
             self._background.use(self._places())
 
     def _places(self) -> dict[str, int]:
-        """Return how many responses of this rank each server draws ahead at once; the probe finds a place beside."""
+        """Return how many responses of this rank each server samples at once; the probe finds a place beside."""
         return {
             url: rank_room(room - PROBE_PLACES, world_size(), is_ahead=True)
             for url, room in dict(self.fleet.rooms).items()
@@ -235,8 +235,8 @@ class ServerSampler:
     def _sample(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Sample until every group is complete or no server is left, and tell whether groups are missing."""
         rooms = {url: rank_room(room, world_size(), is_ahead=False) for url, room in dict(self.fleet.rooms).items()}
-        drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
-        return asyncio.run(drawing.run())
+        sampling = Sampling(self.fleet, self._builder, rooms, requests, size=size)
+        return asyncio.run(sampling.run())
 
     # -- batches of later steps ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What vLLM is given, in this process and as a server: the engine's options, a prompt, and how to draw.
+"""What vLLM is given, in this process and as a server: the engine's options, a prompt, and how to sample.
 
-One place for both, so that a server draws from the distribution that the learner differentiates. Nothing here imports
-vllm.
+One place for both, so that a server samples from the distribution that the learner differentiates. Nothing here
+imports vllm.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def sampling_options(
         params: those of all responses.
         seed: of this response.
         eos_ids: tokens that end it.
-        banned_ids: tokens that are never drawn.
+        banned_ids: tokens that are never sampled.
         whole: give the response out once; otherwise as it grows.
     """
     kinds = module.sampling_params.RequestOutputKind
