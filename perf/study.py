@@ -1,4 +1,4 @@
-"""Print the tables and draw the pictures of docs/study.md from the recorded results of its studies.
+"""Print the tables and draw the pictures of docs/study.md and docs/study/ from the recorded results.
 
     python perf/study.py                            # the tables, from docs/study.parquet
     python perf/study.py --out docs/study.png --lengths docs/study_lengths.png --controls docs/study_controls.png
@@ -6,8 +6,8 @@
     python perf/study.py --results runs/study --record my.parquet       # and their results as one such file
 
 A folder of results holds NAME/comparison.json and NAME/curves.csv, as `vlm-rl study configs/studies/NAME.yaml` writes
-them. The long study's controls were made with the changes that docs/study.md names. docs/study.md also says what the
-columns of a recorded file are.
+them. The long study's controls were made with the changes that docs/study/long.md names. docs/study/method.md
+says what the columns of a recorded file are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""docs/study.parquet, from which perf/study.py prints the tables of docs/study.md."""
+"""docs/study.parquet, from which perf/study.py prints the tables of docs/study.md and docs/study/."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pyarrow.parquet as pq
 
 from perf import study
 
-PAGE = study.RECORDED.with_name("study.md")
+DOCS = study.RECORDED.parent
+PAGES = sorted((DOCS / "study").glob("*.md"))
+NUMBER = re.compile(r"[+-]?[\d,]+(?:\.\d+)?")
 
 
 def printed(results: Path) -> str:
@@ -26,14 +29,31 @@ def tables_of(page: str) -> Iterator[tuple[str, list[str]]]:
             yield lines[0], lines[2:]
 
 
-def test_the_page_of_the_study_shows_what_is_recorded() -> None:
+def test_the_pages_of_the_study_show_what_is_recorded() -> None:
     rows: dict[str, set[str]] = {}
     for heading, shown in tables_of(printed(study.RECORDED)):
         rows.setdefault(heading, set()).update(shown)
-    tables = [table for table in tables_of(PAGE.read_text(encoding="utf-8")) if table[0] in rows]
+    tables = [table for page in PAGES for table in tables_of(page.read_text(encoding="utf-8")) if table[0] in rows]
     assert len(tables) > 30
     for heading, shown in tables:
         assert set(shown) <= rows[heading], heading
+
+
+def test_the_summary_shows_what_is_recorded() -> None:
+    everything = study.studies(study.read(study.RECORDED))
+    summary = next(tables_of((DOCS / "study.md").read_text(encoding="utf-8")))[1]
+    cells = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in summary)}
+    own = cells.pop("`grpo` itself, at the end")
+    assert [*cells] == ["`gspo`", "`luspo`", "`ba`"]
+    for column, name in enumerate(("short", "rules", "long")):
+        rounding = 0.501 if name == "long" else 0.0501
+        assert abs(everything[name].final("grpo", "train_length").mean - float(own[column])) <= rounding
+        for rule, row in cells.items():
+            gap = everything[name].difference(rule.strip("`"), "train_length")
+            shown = [float(number.replace(",", "")) for number in NUMBER.findall(row[column])]
+            recorded = (gap.mean, gap.low, gap.high)
+            assert all(abs(a - b) <= rounding for a, b in zip(shown, recorded, strict=True)), (rule, name)
+            assert row[column].startswith("**") == gap.excludes_zero
 
 
 def test_results_of_a_study_are_recorded_as_they_are(tmp_path: Path) -> None:
