@@ -1,4 +1,4 @@
-"""docs/reliability.md names a test for each promise; what it, docs/gpu.md and SECURITY.md name is there."""
+"""docs/reliability.md shows the tests of each promise; what it, docs/gpu.md and SECURITY.md name is there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import promises
 from tests.attack import ATTACKS
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
@@ -59,27 +60,17 @@ def named(text: str) -> Iterator[tuple[str, bool]]:
             yield f"{last}::{test}" if test else last, is_there and (not test or test in names_in(path))
 
 
-def promises(text: str) -> Iterator[str]:
-    """Yield each row of a table, item of a list and paragraph; one that ends with a colon introduces others."""
-    for block in text.split("\n\n"):
-        if block.startswith("|"):
-            yield from block.splitlines()[2:]
-        elif not block.startswith("#") and not block.rstrip().endswith(":"):
-            yield from re.split(r"\n(?=- )", block)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_is_there(page: str) -> None:
     found = [*named(PAGES[page])]
     assert found and [name for name, is_there in found if not is_there] == []
 
 
-def test_every_promise_of_the_page_names_its_test() -> None:
-    """Rows in their last column. The first section explains, and the last one promises nothing."""
-    sections = PAGE[PAGE.index("## ") : PAGE.index("## What is not promised")].strip()
-    assert [text for text in promises(sections) if not [*named(text.strip(" |").rpartition(" | ")[2])]] == []
-    heads = [line for line in PAGE.splitlines() if line.startswith("| ") and line.endswith("| test |")]
-    assert len(heads) == len(re.findall(r"^\|---", PAGE, re.MULTILINE))
+def test_every_promise_has_tests_and_the_page_shows_them() -> None:
+    assert all(tests for claims in promises.PROMISES.values() for tests in claims.values())
+    assert promises.page() == PAGE, "python -m tests.promises writes the table"  # it raises for a name of nothing
+    headings = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    assert [section for section in promises.PROMISES if section not in headings] == []
 
 
 def test_what_is_not_there_is_seen() -> None:
@@ -89,8 +80,12 @@ def test_what_is_not_there_is_seen() -> None:
         assert not all(is_there for _, is_there in named(text)), text
     right = f"{here}, `::test_what_is_not_there_is_seen`; attacks *slow requests*, *10,000 connections*"
     assert [is_there for _, is_there in named(right)] == [True] * 4
-    parts = promises("# h\n\n|a|test|\n|---|---|\n|b|c|\n\nFor:\n\n- d\n  e\n- f\n\ng")
-    assert [*parts] == ["|b|c|", "- d\n  e", "- f", "g"]
+    nothing = ("test_nowhere.py", "test_reliability_page.py::test_nothing", "attack: none", "python -m tests.nowhere")
+    for name in nothing:
+        with pytest.raises(LookupError):
+            promises.command_of(name)
+    assert promises.command_of("test_reliability_page.py::test_what_is_not_there_is_seen") == "make test"
+    assert promises.command_of("test_two_machines.py") == "make test-slow"
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
