@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import pytest
 
 from tests import promises
 from tests.attack import ATTACKS
+from vlm_rl.cli import _parser as command_line
 from vlm_rl.config import parse_config
+from vlm_rl.config.key_reference import find_keys
 from vlm_rl.errors import UserError
 from vlm_rl.run.configurations import check_unchanged
 
@@ -86,6 +89,19 @@ def test_what_is_not_there_is_seen() -> None:
             promises.command_of(name)
     assert promises.command_of("test_reliability_page.py::test_what_is_not_there_is_seen") == "make test"
     assert promises.command_of("test_two_machines.py") == "make test-slow"
+
+
+def test_what_no_gpu_has_run_is_called_experimental_everywhere() -> None:
+    """The keys and commands of the table in docs/gpu.md are those whose own help says the word."""
+    table = PAGES["docs/gpu.md"].partition("## Experimental")[2].partition("\n## ")[0]
+    names = re.findall(r"`([^`]+)`", table[table.index("|---") :])
+    keys = {name.partition(":")[0] for name in names if re.match(r"(model|rollout|train|checkpoint)\.", name)}
+    assert keys == {key.path for key in find_keys() if "experimental" in key.text.lower()}
+    parser = command_line()
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    said = {name for name, command in commands.choices.items() if "experimental" in command.format_help().lower()}
+    listed = {name.split()[1] for name in names if name.startswith("vlm-rl ")}
+    assert listed <= said <= listed | {"train", "study", "paper", "compare"}  # those start several ranks
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from vlm_rl.commands.shared import (
+    EXPERIMENTAL,
+    EXPERIMENTAL_COMMAND,
     SAMPLER_HELP,
     Commands,
     add_judge_options,
@@ -19,7 +21,9 @@ from vlm_rl.errors import UserError
 def add_eval(commands: Commands) -> None:
     evaluate = commands.add_parser(
         "eval",
-        help="measure a checkpoint on prepared sets; also: eval compare A B, eval export, eval protocols",
+        help="measure a checkpoint on prepared sets (experimental on GPUs); also: eval compare A B, eval export, "
+        "eval protocols",
+        description=EXPERIMENTAL_COMMAND,
         usage="vlm-rl eval --model FOLDER --data SET [SET ...] --out FOLDER [options]\n"
         "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
         "       vlm-rl eval export RECORDS --to FORMAT --out FILE\n"
@@ -53,7 +57,10 @@ def add_eval(commands: Commands) -> None:
         "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
     )
     evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
-    help_tensor_parallel = "how many neighbouring ranks of torchrun form one vLLM engine, for a model beyond one card"
+    help_tensor_parallel = (
+        "how many neighbouring ranks of torchrun form one vLLM engine, for a model beyond one card; "
+        f"more than 1: {EXPERIMENTAL}"
+    )
     evaluate.add_argument("--tensor-parallel", type=int, default=1, help=help_tensor_parallel)
     evaluate.add_argument(
         "--images",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_rl.commands.shared import Commands
+from vlm_rl.commands.shared import EXPERIMENTAL, Commands
 from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def add_paper(commands: Commands) -> None:
     paper.add_argument("--eval", action="store_true", help="measure the models and the trained runs")
     paper.add_argument("--table", action="store_true", help="write the table: published and ours")
     paper.add_argument("--tiny", action="store_true", help="toy data and tiny models: minutes on a CPU")
-    paper.add_argument("--ranks", type=int, help="ranks per command on this machine (default: 8; tiny: 1)")
+    paper.add_argument(
+        "--ranks", type=int, help=f"ranks per command on this machine (default: 8; tiny: 1); {EXPERIMENTAL}"
+    )
     paper.add_argument("--configs", type=Path, default=Path("configs"), help="the folder of shipped configurations")
     paper.add_argument("--data", type=Path, default=Path("data"), help="the folder of prepared sets")
     paper.add_argument("--out", type=Path, help="folder of the table (default: runs/papers/NAME-table)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vlm_rl.commands.shared import Commands, port
+from vlm_rl.commands.shared import EXPERIMENTAL, Commands, port
 from vlm_rl.errors import UserError
 
 
@@ -65,7 +65,7 @@ def add_demo(commands: Commands) -> None:
         "--live-engine",
         choices=["auto", "vllm", "transformers"],
         default="transformers",
-        help="engine that answers in the live panel",
+        help=f"engine that answers in the live panel; {EXPERIMENTAL}",
     )
     demo.add_argument("--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory")
     demo.set_defaults(command=_demo)

@@ -12,6 +12,8 @@ from vlm_rl.errors import UserError
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
+EXPERIMENTAL = "experimental on GPUs"  # no GPU has run it: docs/gpu.md
+EXPERIMENTAL_COMMAND = "Experimental on GPUs: no GPU has run this command (docs/gpu.md)."
 
 
 def seed(text: str) -> int:

@@ -7,13 +7,24 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, port, refuse_bare_srun, seed
+from vlm_rl.commands.shared import (
+    EXPERIMENTAL,
+    EXPERIMENTAL_COMMAND,
+    SAMPLER_HELP,
+    Commands,
+    add_output_options,
+    port,
+    refuse_bare_srun,
+    seed,
+)
 from vlm_rl.errors import UserError
 
 
 def add_sft(commands: Commands) -> None:
     sft = commands.add_parser(
-        "sft", help="learn from responses, before training; several GPUs: torchrun -m vlm_rl sft"
+        "sft",
+        help=f"learn from responses, before training; several GPUs: torchrun -m vlm_rl sft; {EXPERIMENTAL}",
+        description=EXPERIMENTAL_COMMAND,
     )
     sft.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
     _add_run_options(sft)
@@ -68,7 +79,11 @@ def _card(options: argparse.Namespace) -> float | None:
 
 
 def add_train(commands: Commands) -> None:
-    train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
+    train = commands.add_parser(
+        "train",
+        help="train a policy; on several GPUs (experimental): torchrun -m vlm_rl train ...",
+        description="Experimental: several GPUs, and the keys that `vlm-rl config` says so of (docs/gpu.md).",
+    )
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
     _add_run_options(train)
     train.set_defaults(command=_train)
@@ -108,7 +123,11 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def add_serve(commands: Commands) -> None:
-    serve = commands.add_parser("serve", help="start a vLLM server for the rollouts of a run")
+    serve = commands.add_parser(
+        "serve",
+        help=f"start a vLLM server for the rollouts of a run; {EXPERIMENTAL}",
+        description=EXPERIMENTAL_COMMAND,
+    )
     serve.add_argument("config", type=Path, help="the run's YAML file")
     serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
@@ -144,7 +163,9 @@ def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="key.path=value", help="keys of the file to change: base.train.steps=40"
     )
     parser.add_argument("--jobs", type=int, help="runs at a time, which share cores and GPUs (default: 1)")
-    parser.add_argument("--ranks", type=int, default=1, help="ranks per run, on one machine (default: 1)")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help=f"ranks per run, on one machine (default: 1); more: {EXPERIMENTAL}"
+    )
     parser.add_argument("--launch", default="", help="a command that starts a run: 'srun --gpus 8 {command}'")
     parser.add_argument("--machines", default="", help="A,B: one run at a time on each, as {machine} of --launch")
     parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
@@ -170,7 +191,11 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def add_quickstart(commands: Commands) -> None:
-    quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
+    quick = commands.add_parser(
+        "quickstart",
+        help=f"train, evaluate and report a tiny policy on toy images; {EXPERIMENTAL}",
+        description=EXPERIMENTAL_COMMAND,
+    )
     quick.add_argument("--seed", type=seed, default=0, help="random seed of data, model and sampling")
     quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)

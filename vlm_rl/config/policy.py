@@ -27,10 +27,12 @@ class LoraConfig(ConfigSection):
     dropout: NonNegativeFloat = 0.0
     """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
     load_in_4bit: bool = False
-    """QLoRA: keep the linear layers of the language model in 4 bits (NF4). On GPUs, with bitsandbytes."""
+    """QLoRA: keep the linear layers of the language model in 4 bits (NF4). On GPUs, with bitsandbytes.
+    Experimental on GPUs."""
     sync: Literal["merged", "adapter"] = "merged"
     """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
-    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
+    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model.
+    adapter is experimental on GPUs."""
 
     def conflicts(self) -> Iterator[str]:
         if self.dropout:
@@ -64,18 +66,19 @@ class ModelConfig(ConfigSection):
     gradient_checkpointing: bool = False
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
-    """Keep those inputs in host memory. On a CPU they are there anyway."""
+    """Keep those inputs in host memory. On a CPU they are there anyway. Experimental on GPUs."""
     rows: RowFormat = "auto"
     """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
     the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
     transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
-    response."""
+    response. padded is experimental on GPUs."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
-    numbers with less memory and fewer calls. auto: true on a CPU, where that code has run; on a GPU, where it has
-    not, the tower's attention alone."""
+    numbers with less memory and fewer calls. auto: true on a CPU; on a GPU the tower's attention alone. true is
+    experimental on GPUs."""
     lora: LoraConfig | None = None
-    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
+    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md.
+    Experimental on GPUs."""
 
     def conflicts(self) -> Iterator[str]:
         targets = self.lora.targets if self.lora else []

@@ -97,10 +97,11 @@ class RolloutConfig(ConfigSection):
     """How responses are sampled."""
 
     sampler: Literal["auto", "vllm", "transformers", "server"] = "auto"
-    """The engine; auto: vllm where it is installed, else transformers. server: those of rollout.servers."""
+    """The engine; auto: vllm where it is installed, else transformers. server: those of rollout.servers, which is
+    experimental on GPUs."""
     servers: list[str] | str = []
     """The addresses of servers that `vlm-rl serve` has started, such as http://127.0.0.1:8000, or a file with one a
-    line, which is read again before each sync. See docs/scaling.md."""
+    line, which is read again before each sync. See docs/scaling.md. Experimental on GPUs."""
     server_token: str = "~/.cache/vlm_rl/server_token"
     """The file with the token that the servers ask for. `vlm-rl serve` writes it where it is missing."""
     server_timeout: PositiveFloat = 600.0
@@ -123,24 +124,24 @@ class RolloutConfig(ConfigSection):
     carry_over: float | None = Field(default=None, gt=0, lt=1)
     """Share of the groups in progress that a step waits for: it trains on these, always prompts_per_step, and the
     next step draws the others on. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
-    for every response. See docs/performance.md."""
+    for every response. See docs/performance.md. Experimental on GPUs."""
     ahead: NonNegativeInt = 0
     """k: servers draw the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
-    sampler: server. 0: on policy. See docs/scaling.md."""
+    sampler: server. 0: on policy. See docs/scaling.md. Experimental on GPUs."""
     max_age: NonNegativeInt | None = None
     """Largest age of a token, in rollout steps; must be below ahead. Groups with an older token are dropped and
-    replaced. null: ahead, which no token exceeds."""
+    replaced. null: ahead, which no token exceeds. Experimental on GPUs."""
     batch_size: PositiveInt = 256
     """Responses that one engine, or one server, generates at the same time."""
     tensor_parallel: PositiveInt = 1
     """Ranks, or cards of a server, that hold one vLLM engine together, for a model that fits no single card. With the
-    vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md."""
+    vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md. Experimental on GPUs."""
     offload_optimizer: bool = False
     """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
-    larger share of the card. Needs ZeRO 2 or 3."""
+    larger share of the card. Needs ZeRO 2 or 3. Experimental on GPUs."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
-    docs/models.md."""
+    docs/models.md. Experimental on GPUs."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
     is not compiled, unless enforce_eager is false."""
@@ -256,7 +257,8 @@ class TrainConfig(ConfigSection):
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     zero_stage: Literal[0, 1, 2, 3] = 2
-    """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too."""
+    """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too. 3
+    is experimental on GPUs."""
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that the learner builds. Keys that others decide are refused."""
 
@@ -306,7 +308,8 @@ class CheckpointConfig(ConfigSection):
     keep_every: NonNegativeInt = 0
     """Also keep each step that is a multiple of this, permanently; 0 keeps none."""
     async_save: bool = False
-    """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory."""
+    """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory.
+    Experimental on GPUs."""
 
 
 class TrackersConfig(ConfigSection):
