@@ -49,9 +49,9 @@ class ChatServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: ChatServer
+    server: ChatServer  # pyright: ignore[reportIncompatibleVariableOverride]  # no other makes this handler
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *_: object) -> None: ...  # noqa: A002
 
     @property
     def behaviour(self) -> str:

@@ -32,7 +32,10 @@ def small_set(out: Path) -> Path:
 
 
 def manifest(text: str | bytes) -> Damage:
-    return lambda folder: (folder / "manifest.json").write_bytes(text.encode() if isinstance(text, str) else text)
+    def write(folder: Path) -> None:
+        (folder / "manifest.json").write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return write
 
 
 def fact(key: str, value: Any) -> Damage:

@@ -14,8 +14,13 @@ import pyarrow.parquet as pq
 from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.images import encoded, smooth_noise
 from vlm_rl.data_prep.readers.sources import SOURCES
-from vlm_rl.data_prep.records import DroppedRow, RowError
+from vlm_rl.data_prep.records import BlankImage, DroppedRow, ImageReference, RowError, TypesetImage
 from vlm_rl.types import Problem
+
+
+def _read(image: ImageReference) -> bytes:
+    assert not isinstance(image, BlankImage | TypesetImage), "preparation draws it"
+    return image.read()
 
 
 def read_problems(source: str, path: Path, split: str = "") -> tuple[dict[str, Problem], Counter[str]]:
@@ -30,7 +35,7 @@ def read_problems(source: str, path: Path, split: str = "") -> tuple[dict[str, P
             dropped[row.reason] += row.count
             continue
         try:
-            problems[row.problem.id] = replace(row.problem, images=tuple(image.read() for image in row.images))
+            problems[row.problem.id] = replace(row.problem, images=tuple(_read(image) for image in row.images))
         except RowError as error:
             dropped[error.reason] += 1
     return problems, dropped

@@ -42,31 +42,33 @@ def sides(left: int | None, right: int | None) -> dict[str, int]:
 
 
 def forward(
-    query, key, value, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
-    *, scale=None, window_size_left=None, window_size_right=None, **unused,
-):  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, cut_q: Tensor, cut_k: Tensor, max_q: int, max_k: int,
+    dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
+    window_size_left: int | None = None, window_size_right: int | None = None, **unused: object,
+) -> tuple[Tensor, ...]:  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and not return_debug_mask
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     dtype, precise = query.dtype, torch.promote_types(query.dtype, torch.float32)
     query, key, value = (x.to(precise) for x in (query, key, value))
     out, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1])
     group = query.shape[1] // key.shape[1]
     for run in range(len(cut_q) - 1):
         q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
-        s = scores(query[q], key[k], causal=is_causal, scale=scale, **sides(window_size_left, window_size_right))
+        s = scores(query[q], key[k], causal=is_causal, scale=factor, **sides(window_size_left, window_size_right))
         lse[:, q] = s.logsumexp(-1)
         out[q] = torch.einsum("hqk,khd->qhd", s.softmax(-1), value[k].repeat_interleave(group, dim=1))
     return out.to(dtype), lse, query.new_empty(2), query.new_empty(0), query.new_empty(0)
 
 
 def backward(
-    grad, query, key, value, out, lse, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, rng_state, unused,
-    *, scale=None, window_size_left=None, window_size_right=None,
-):  # fmt: skip
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, cut_q: Tensor, cut_k: Tensor,
+    max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor, unused: Tensor,
+    *, scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and grad.shape == out.shape == query.shape
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     assert lse.shape == query.shape[1::-1] and lse.is_contiguous(), "the kernel reads on from its first element"
     dtype, group = query.dtype, query.shape[1] // key.shape[1]
     precise = torch.promote_types(dtype, torch.float32)
@@ -74,10 +76,10 @@ def backward(
     grad_q, grad_k, grad_v = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for run in range(len(cut_q) - 1):
         q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
-        s = scores(query[q], key[k], causal=is_causal, scale=scale, **sides(window_size_left, window_size_right))
+        s = scores(query[q], key[k], causal=is_causal, scale=factor, **sides(window_size_left, window_size_right))
         p = (s - lse[:, q, None]).exp()
         of_p = torch.einsum("qhd,khd->hqk", grad[q], value[k].repeat_interleave(group, dim=1))
-        of_scores = p * (of_p - (grad[q] * out[q]).sum(-1).T[..., None]) * scale
+        of_scores = p * (of_p - (grad[q] * out[q]).sum(-1).T[..., None]) * factor
         grad_q[q] = torch.einsum("hqk,khd->qhd", of_scores, key[k].repeat_interleave(group, dim=1))
         grad_k[k] = torch.einsum("hqk,qhd->khd", of_scores, query[q]).unflatten(1, (-1, group)).sum(2)
         grad_v[k] = torch.einsum("hqk,qhd->khd", p, grad[q]).unflatten(1, (-1, group)).sum(2)

@@ -217,7 +217,7 @@ def rates_by_part(model: Path, stage: int) -> dict[str, Any]:
 
     `rates` are those of the second steps: of a cosine, of the warm-up, and of the warm-up after the load.
     """
-    settings = {"lr_by_part": {"tower": 3 * LR, "merger": 0.5 * LR}}
+    settings: dict[str, Any] = {"lr_by_part": {"tower": 3 * LR, "merger": 0.5 * LR}}
     one = Case(model, stage, schedule="cosine", **settings)
     one.train(one.rows(), steps=1)
     delta = one.delta()
@@ -409,7 +409,8 @@ def adapters(model: Path, stage: int) -> dict[str, Any]:
     def step(each: Case) -> UpdateResult:
         rows = each.learner.with_image_features(each.unequal_rows())
         rows = each.learner.with_reference_log_probs(rows, BaseReference(each.learner.engine))
-        references.append(torch.cat([row.loss.reference_logp_K for row in rows]))
+        log_probs = [row.loss.reference_logp_K for row in rows]
+        references.append(torch.cat([each_K for each_K in log_probs if each_K is not None]))
         return each.learner.update(rows, with_kl)
 
     results = [step(case), step(case)]
@@ -529,6 +530,7 @@ def _gradients(
     loss = partial(policy_loss, **factors, cap=2.0, kl_coef=kl_coef, entropy_coef=entropy_coef)
     deltas: list[dict[str, Tensor]] = []
     counts: list[int] = []
+    results: list[UpdateResult] = []
     for turn, budget in enumerate(BUDGETS):
         case = Case(model, stage, freeze=freeze, lr=GRADIENT_LR)
         groups = weighed(case, rule, hadw=hadw)
@@ -537,7 +539,7 @@ def _gradients(
         rows = case.rows(budget=budget, groups=groups, mean_weight=mean_weight)
         if kl_coef:
             rows = case.learner.with_reference_log_probs(rows, perturbed_reference(model, stage))
-        result = case.learner.update(rows, loss)
+        results.append(case.learner.update(rows, loss))
         assert case.learner.guard.num_skipped == 0
         deltas.append(case.delta())
         counts.append(len(rows))
@@ -545,7 +547,7 @@ def _gradients(
     gaps = [norm_of({name: other[name] - first[name] for name in first}) / norm_of(first) for other in deltas]
     return {
         "gradient": {name: -delta / GRADIENT_LR for name, delta in first.items()},
-        "loss": result.loss,
+        "loss": results[-1].loss,
         "gaps": gaps,
         "rows": counts,
     }

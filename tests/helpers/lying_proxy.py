@@ -27,9 +27,9 @@ class LyingProxy(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: LyingProxy
+    server: LyingProxy  # pyright: ignore[reportIncompatibleVariableOverride]  # no other makes this handler
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *_: object) -> None: ...  # noqa: A002
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

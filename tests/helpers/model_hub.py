@@ -31,9 +31,9 @@ class ModelHub(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: ModelHub
+    server: ModelHub  # pyright: ignore[reportIncompatibleVariableOverride]  # no other makes this handler
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *_: object) -> None: ...  # noqa: A002
 
     def do_HEAD(self) -> None:
         self._send_file(*self._asked_file())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vlm_rl.config import parse_config
 from vlm_rl.run.rollout_row import RolloutRow
 
 CONFIG = parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}})
 
 
-def rollout_row(step: int = 3, attempt: int = 1, **changes) -> RolloutRow:
+def rollout_row(step: int = 3, attempt: int = 1, **changes: Any) -> RolloutRow:
     values = {
         "step": step,
         "attempt": attempt,

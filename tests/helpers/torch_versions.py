@@ -68,18 +68,18 @@ for _version, _schemas in SCHEMAS.items():
 
 
 def varlen_attn_of_2_11(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
-    *, return_aux=None, scale=None, window_size=(-1, -1),
-):  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+    *, return_aux: object = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:  # fmt: skip
     """Stand for torch.nn.attention.varlen.varlen_attn, which takes fewer heads of keys without being told."""
     return _varlen(query, key, value, cu_seq_q, cu_seq_k, scale, window_size)
 
 
 def varlen_attn_of_2_13(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
-    *, return_aux=None, scale=None, window_size=(-1, -1),
-    enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
-):  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+    *, return_aux: object = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False, seqused_k: object = None, block_table: object = None, num_splits: object = None,
+) -> Tensor:  # fmt: skip
     """Stand for the same function of a later torch, which must be told."""
     assert enable_gqa or query.shape[1] == key.shape[1]
     return _varlen(query, key, value, cu_seq_q, cu_seq_k, scale, window_size)
@@ -89,12 +89,19 @@ VARLEN: dict[str, Callable[..., Tensor]] = {"2.11": varlen_attn_of_2_11, "2.13":
 
 
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, cut_q: Tensor, cut_k: Tensor, scale: float, window: tuple[int, int]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cut_q: Tensor,
+    cut_k: Tensor,
+    scale: float | None,
+    window: tuple[int, int],
 ) -> Tensor:
-    outputs, scale = [], query.shape[-1] ** -0.5 if scale is None else scale
+    outputs: list[Tensor] = []
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     for (q, q_end), (k, k_end) in zip(pairwise(cut_q.tolist()), pairwise(cut_k.tolist()), strict=True):
         s = flash_reference.scores(
-            query[q:q_end], key[k:k_end], causal=False, scale=scale, left=window[0], right=window[1]
+            query[q:q_end], key[k:k_end], causal=False, scale=factor, left=window[0], right=window[1]
         )
         values = value[k:k_end].repeat_interleave(query.shape[1] // value.shape[1], dim=1)
         outputs.append(torch.einsum("hqk,khd->qhd", s.softmax(-1), values))

@@ -194,7 +194,7 @@ def toy_set(out: Path, *, count: int, split: str) -> Path:
 # -- equality of runs ----------------------------------------------------------------------------
 
 
-def metrics_of(run: RunDirectory) -> list[dict[str, float]]:
+def metrics_of(run: RunDirectory) -> list[dict[str, float | str]]:
     """Return all metrics but wall-clock times and the attempt; NaN is a word, so that it equals itself."""
     return [
         {

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -55,7 +55,7 @@ from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.session import periodic_evaluation, session
 from vlm_rl.session.recorder import Timings
-from vlm_rl.types import Grade
+from vlm_rl.types import Grade, NamedTensors
 
 Job = dict[str, Any]
 
@@ -164,13 +164,13 @@ def poison(what: str, number: int) -> None:
     """Put a NaN into a weight, or into a moment of the optimizer, just before the number-th save."""
     save, times = session.Session.save, {"count": 0}
 
-    def poisoned(self: session.Session, state: Any) -> Path:
+    def poisoned(self: session.Session, state: Mapping[str, Any]) -> None:
         times["count"] += 1
         if times["count"] == number:
             weight = next(iter(self.policy.parameters()))
             moments = next(iter(self.learner._optimizer.state.values()))
             (weight if what == "weight" else moments[what]).data.view(-1)[0] = math.nan
-        return save(self, state)
+        save(self, state)
 
     session.Session.save = poisoned
 
@@ -337,7 +337,7 @@ def rescale_attention(number: int) -> None:
     """Let the sampler attend more sharply from its number-th sync on; no weight and no buffer shows it."""
     load, times = TransformersSampler.load_weights, {"count": 0}
 
-    def load_weights(self: TransformersSampler, tensors: Iterator[Any], *, version: int) -> None:
+    def load_weights(self: TransformersSampler, tensors: NamedTensors, *, version: int) -> None:
         load(self, tensors, version=version)
         times["count"] += 1
         if times["count"] == number:
@@ -351,9 +351,9 @@ def rescale_attention(number: int) -> None:
 def _change_sync(number: int, change: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
     load, times = TransformersSampler.load_weights, {"count": 0}
 
-    def load_weights(self: TransformersSampler, tensors: Iterator[Any], *, version: int) -> None:
+    def load_weights(self: TransformersSampler, tensors: NamedTensors, *, version: int) -> None:
         times["count"] += 1
-        load(self, change(tensors) if times["count"] == number else tensors, version=version)
+        load(self, change(iter(tensors)) if times["count"] == number else tensors, version=version)
 
     TransformersSampler.load_weights = load_weights
 
@@ -411,9 +411,9 @@ def record_card(out: str) -> None:
 
         setattr(owner, name, call)
 
-    def started(learner: Learner, *args: Any, **kwargs: Any) -> None:
-        start(learner, *args, **kwargs)
-        learners.append(learner)
+    def started(self: Learner, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        learners.append(self)
 
     start, Learner.__init__ = Learner.__init__, started
     for name, doing in {"__init__": "start", "load_weights": "wake", "generate": "draw", "sleep": "sleep"}.items():
