@@ -32,7 +32,7 @@ import yaml
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.command import measure
-from vlm_rl.scaling.rates import Card
+from vlm_rl.scaling.rates import CardSpeed
 from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
@@ -78,7 +78,7 @@ def train(tree: dict[str, Any], out: Path, *, cores: set[int], **rollout: Any) -
 
 def predicted(run: RunDirectory, *, ahead: int) -> float:
     """Return the seconds of a step of this run, simulated with batches ahead, from its own seconds and lengths."""
-    return measure(run, Card(), ranks=1).again(ahead=ahead, skipped=ahead, saves=False).seconds
+    return measure(run, CardSpeed(), ranks=1).again(ahead=ahead, skipped=ahead, saves=False).seconds
 
 
 def mean(records: Sequence[dict[str, float]], key: str) -> float:

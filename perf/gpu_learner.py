@@ -57,7 +57,7 @@ from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.model_files.model_folder import check_transformers
-from vlm_rl.planning.memory import memory_of_rank
+from vlm_rl.planning.memory import ModelSizes, memory_of_rank
 from vlm_rl.types import Prompt, Rollout
 
 CLIP = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}  # LUSPO's
@@ -426,9 +426,9 @@ def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: 
     }
     on_gpu = options.device == "cuda"
     patched = is_patched(PATCHES[way], on_gpu=on_gpu)
-    model, dtype = policy.model, policy.model.dtype
-    memory = memory_of_rank(parse_config(tree), model, dtype, 1, patched=patched, on_gpu=on_gpu)
-    masters = 4 * sum(parameter.numel() for parameter in model.parameters())
+    sizes, dtype = ModelSizes(policy.model), policy.model.dtype
+    memory = memory_of_rank(parse_config(tree), sizes, dtype, 1, patched=patched, on_gpu=on_gpu)
+    masters = 4 * sizes.total
     state = memory.optimizer + masters if options.optimizer == "adamw" else 0
     return (memory.weights + memory.gradients + memory.activations + memory.head + state) / 2**30
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -97,7 +98,8 @@ def test_a_model_that_is_too_large_for_this_machine(
     tiny_model: Path, outcomes: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not an error of the model: exit code 2."""
-    monkeypatch.setattr(doctor_model.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**6}))
+    memory = type("Memory", (), {"available": 10**6, "total": 10**6})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     code, found, page = outcomes(tiny_model)
     assert (code, found["packed rows"], found["sampler"]) == (2, "?", "?")
     assert "on the machine that will train" in page

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
+from tests.helpers.cards import have_cards
 from vlm_rl import cli
 from vlm_rl.planning.dry_run import DryRun
 
@@ -88,9 +88,7 @@ def plan() -> DryRun:
 @pytest.mark.parametrize(("card", "update", "rollout"), [(80, "ok", "ok"), (48, "OFF", "OFF"), (24, "OFF", "OFF")])
 def test_on_eight_cards(outcomes, monkeypatch: pytest.MonkeyPatch, card: int, update: str, rollout: str) -> None:
     """With 1 GiB taken on each: the update needs 47 GiB; weights and optimizer 27, and the engine .45 of the card."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (int((card - 1) * GIB), card * GIB))
+    have_cards(monkeypatch, 8, card * GIB, free=(card - 1) * GIB)
     _, known, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), memory=400)
     assert "on 8 ranks" in page and f"{card - 1}.0 free on each GPU" in page
     assert (known["update"], known["rollout"]) == (update, rollout), page

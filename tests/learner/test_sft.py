@@ -23,7 +23,8 @@ from vlm_rl.data.sets import load_set
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.losses import supervised_loss
-from vlm_rl.planning.dry_run import dry_run, without_sampling
+from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.planning.fits import Card
 from vlm_rl.planning.page import print_dry_run
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.templates import TEMPLATES
@@ -260,14 +261,14 @@ def test_a_response_without_the_prompts_start_is_named(toys: Toys, learnable: Pa
 
 def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_sft_config(COLD_START)
-    plan = dry_run(without_sampling(config), num_ranks=8)
-    print_dry_run(plan, samples=False, card=80e9)
+    plan = dry_run(config, num_ranks=8)
+    print_dry_run(plan, card=Card.of(80))
     page = " ".join(capsys.readouterr().out.split())
     assert "supervised, 64 responses a step" in page
     needed = plan.memory.update / 2**30
     assert plan.memory.update < 0.9 * 80e9
     assert f"fits on a card with 80 GB: of 74.5 GiB the plan takes {needed:.1f}" in page
-    print_dry_run(plan, samples=False, card=24e9)
+    print_dry_run(plan, card=Card.of(24))
     page = capsys.readouterr().out
     assert f"does not fit on a card with 24 GB: a step needs {needed:.1f} GiB" in " ".join(page.split())
     smaller = [line.split("  # ")[0].strip() for line in page.splitlines() if "  # " in line]

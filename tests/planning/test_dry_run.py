@@ -28,7 +28,8 @@ from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.model_folder import SHIPPED
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.memory import cache_bytes, stack_bytes_per_token
+from vlm_rl.planning.fits import Card
+from vlm_rl.planning.memory import cache_bytes, side_by_side, stack_bytes_per_token
 from vlm_rl.planning.page import print_dry_run
 
 PAPERS = [pytest.param(path, marks=pytest.mark.slow) for path in PAPER_RECIPES]
@@ -116,7 +117,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
     for word in ("weights", "gradients", "optimizer", "activations", "engine weights", "key-value cache"):
         assert word in shown
     assert f"{plan.max_response_tokens_per_step:,}" in shown
-    assert f"{plan.optimizer_steps:,} in all" in shown
+    assert f"{plan.updates_per_step * plan.config.train.steps:,} in all" in shown
     assert f"each, every {config.checkpoint.every} steps, at most" in shown and f" free in {config.out}" in shown
     assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
 
@@ -251,13 +252,13 @@ def test_what_other_choices_would_hold_is_shown() -> None:
     n, weights, optimizer = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 15.45, 11.58
     assert f"train.zero_stage=1 sums once a step, and holds {6 * n / 2**30:.2f} GiB" in shown(LUSPO_7B)
     assert "train.zero_stage=1" not in shown(LUSPO_7B, "train.zero_stage=1")
-    card = 80e9
+    card = Card.of(80)
     page = shown(LUSPO_7B, "rollout.vllm.gpu_memory_utilization=0.4", card=card)
-    share = 0.4 * card / 2**30
+    share = 0.4 * card.total / 2**30
     assert f"engine's share {share:.2f}" in page
     assert f"with that share {weights + optimizer + share:.1f}" in page
     moved = shown(LUSPO_7B, "rollout.offload_optimizer=true", "rollout.vllm.gpu_memory_utilization=0.7", card=card)
-    assert f"with that share {weights + 0.7 * card / 2**30:.1f}" in moved
+    assert f"with that share {weights + 0.7 * card.total / 2**30:.1f}" in moved
 
 
 def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_are_loaded() -> None:
@@ -291,7 +292,7 @@ def test_keys_that_deepspeed_reads_pass() -> None:
     plan_of(LUSPO_7B, "train.deepspeed={wall_clock_breakdown: true, comms_logger: {enabled: true}, aio: {}}")
 
 
-def shown(path: Path, *overrides: str, card: float | None = None) -> str:
+def shown(path: Path, *overrides: str, card: Card | None = None) -> str:
     """Return what --dry-run prints, with every run of spaces as one."""
     with redirect_stdout(io.StringIO()) as page:
         print_dry_run(plan_of(path, *overrides), card=card)
@@ -303,9 +304,9 @@ def test_frozen_vision_and_sgd_need_less() -> None:
     # 676,550,144 parameters: 32 blocks and the merger of the published vision tower. The merger: a norm of 1,280,
     # 5,120 x 5,120 + 5,120 and 5,120 x 3,584 + 3,584.
     merger = 1280 + 5120 * 5120 + 5120 + 5120 * 3584 + 3584
-    assert plan.num_parameters_of["merger"] == merger
-    assert plan.num_parameters_of["tower"] == 676_550_144 - merger
-    assert sum(plan.num_parameters_of.values()) == plan.num_parameters
+    assert plan.sizes.by_part["merger"] == merger
+    assert plan.sizes.by_part["tower"] == 676_550_144 - merger
+    assert sum(plan.sizes.by_part.values()) == plan.num_parameters
     assert plan.memory.optimizer - frozen.memory.optimizer == 12 * 676_550_144 // 8
     merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]")
     assert merger_alone.num_trainable == merger and merger_alone.memory.optimizer == 12 * merger // 8
@@ -317,7 +318,7 @@ def test_adapters_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # of the adapters alone; the engine has the merged model.
     n, lora = PUBLISHED["Qwen2.5-VL-7B-Instruct"], SEVEN_B_ADAPTERS[8]
     plan = plan_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
-    assert (plan.num_parameters, plan.num_trainable, plan.num_adapted) == (n + lora, lora, 28 * 7)
+    assert (plan.num_parameters, plan.num_trainable) == (n + lora, lora)
     memory = plan.memory
     assert (memory.weights, memory.engine_weights) == (2 * (n + lora), 2 * n)
     assert (memory.optimizer, memory.gradients) == (12 * lora, 6 * lora)
@@ -342,12 +343,11 @@ def test_offloaded_weights_are_on_the_card_a_few_at_a_time() -> None:
 
 def test_tokens_and_steps_by_hand() -> None:
     plan = plan_of(LUSPO_7B)
-    assert plan.responses_per_step == 128 * 8
     assert plan.max_response_tokens_per_step == 1024 * 4096
-    assert (plan.updates_per_step, plan.optimizer_steps) == (8, 8 * 303)
+    assert (plan.updates_per_step, plan.updates_per_step * plan.config.train.steps) == (8, 8 * 303)
     # 2 (keys, values) x 28 layers x 4 heads x 128 x 2 bytes; 16 prompts x 8 on a rank, each of 8,192 tokens
     assert plan.kv_bytes_per_token == 2 * 28 * 4 * 128 * 2
-    assert plan.responses_side_by_side == 128
+    assert side_by_side(plan.config, 8) == 128
     assert plan.memory.kv_cache == 128 * 8192 * plan.kv_bytes_per_token
     assert plan_of(LUSPO_7B, "train.mini_batch_prompts=100").updates_per_step == 2
 
@@ -358,8 +358,8 @@ def test_torchruns_number_of_ranks_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     assert dry_run(config).num_ranks == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
     plan = dry_run(config)
-    assert plan.num_ranks == 4 and plan.memory == plan.memory_by_ranks[4]
-    assert asdict(plan.memory_by_ranks[8]) == asdict(plan_of(LUSPO_7B).memory)
+    assert plan.num_ranks == 4 and plan.memory == plan.by_ranks()[4].memory
+    assert asdict(plan.by_ranks()[8].memory) == asdict(plan_of(LUSPO_7B).memory)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)
@@ -369,7 +369,7 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
     config = config_of(model={"path": str(folder)}, data={"train": ["x"], "max_prompt_tokens": 512})
     plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=2)
     assert plan.num_parameters == sum(p.numel() for p in model.parameters())
-    assert {*plan.num_parameters_of} == {*SUPPORTED[model_type].parts} and all(plan.num_parameters_of.values())
+    assert {*plan.sizes.by_part} == {*SUPPORTED[model_type].parts} and all(plan.sizes.by_part.values())
     model.set_attn_implementation("sdpa")
     for tokens in (1, 30):
         cache = DynamicCache(config=model.config)

@@ -1,48 +1,158 @@
 """Whether a plan fits on a card, and the settings that would make it fit."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
 
 from vlm_rl.cli import main
-from vlm_rl.config import load_config
+from vlm_rl.config import load_config, load_sft_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, fitting_settings, misfits, verdict
+from vlm_rl.planning.fits import ENGINE_OVERHEAD, ROLLOUT_SHARE, UPDATE_SHARE, Card, fits, server_need
+from vlm_rl.planning.page import verdict
+from vlm_rl.planning.remedies import (
+    fitting_ranks,
+    fitting_remedies,
+    is_resumable,
+    reduced_by,
+    remedies,
+    with_remedies,
+)
 
 RECIPES = Path(__file__).parents[2] / "configs"
 RECIPE = RECIPES / "virl39k_luspo_3b.yaml"
+SHARE = "rollout.vllm.gpu_memory_utilization"
+
+
+def plan_of(*overrides: str, ranks: int = 8, path: Path = RECIPE) -> DryRun:
+    return dry_run(load_config(path, overrides), num_ranks=ranks)
 
 
 @pytest.fixture(scope="module")
 def plan() -> DryRun:
-    return dry_run(load_config(RECIPE), num_ranks=8)
+    return plan_of()
+
+
+def card(size: float) -> Card:
+    return Card(size, size)
 
 
 def test_the_limit_of_each_phase(plan: DryRun) -> None:
     """With the engine's share of .45 a card C holds the update up to .9 C, and what the learner keeps up to .5 C."""
     kept = plan.memory.kept / (ROLLOUT_SHARE - 0.45)
     least = max(plan.memory.update / UPDATE_SHARE, kept)
-    assert misfits(plan, 1.001 * least) == []
-    assert misfits(plan, 0.999 * least) != []
-    assert verdict(plan, 1.001 * least).startswith("fits on a card with ")
+    fit, smaller = fits(plan, card(1.001 * least)), fits(plan, card(0.999 * least))
+    assert fit.ok and fit.margin > 0 and not smaller.ok and smaller.margin < 0
+    assert fit.margin == pytest.approx(
+        0.001 * least * (UPDATE_SHARE if least > kept else ROLLOUT_SHARE - 0.45), rel=0.1
+    )
+    assert verdict(fit).startswith("fits on a card with ")
 
 
-def test_with_the_settings_that_it_names_it_fits(plan: DryRun) -> None:
-    assert misfits(plan, 24e9)
-    said, settings = verdict(plan, 24e9).split("what would, on as many ranks:\n")
-    assert said.startswith("does not fit on a card with 24 GB: the update needs ")
-    changed = load_config(RECIPE, [line.strip() for line in settings.splitlines()])
-    assert misfits(dry_run(changed, num_ranks=8), 24e9) == []
+def test_an_engine_needs_room_for_one_response(plan: DryRun) -> None:
+    """Its weights, 1 GiB beside them, and 8,192 tokens at full length: what vLLM asks for before it starts."""
+    engine = plan.memory.engine_weights + ENGINE_OVERHEAD + 8192 * plan.kv_bytes_per_token
+    for share, over in ((1.001 * engine / 80e9, []), (0.999 * engine / 80e9, ["engine"])):
+        fit = fits(plan_of(f"{SHARE}={share}"), Card.of(80))
+        assert [need.part for need in fit.over] == over
+    more = fits(plan_of(f"{SHARE}={1.001 * engine / 80e9}"), Card.of(80), responses=2)
+    assert [need.part for need in more.over] == ["engine"]
+    served = plan_of("rollout.sampler=server", "rollout.servers=[http://a:1]")
+    assert server_need(served, Card.of(80)).needed == engine
+    assert not {"engine", "share"} & {need.part for need in fits(served, Card.of(80)).needs}
+
+
+def test_the_range_of_shares_that_is_named_is_right(plan: DryRun) -> None:
+    """Both ends of it fit, and a hundredth beyond does not."""
+    said = fits(plan_of(f"{SHARE}=0.99"), Card.of(80)).faults
+    low, high = (float(word) for word in said.split("must be from ")[1].split(" to "))
+    for share, ok in ((low, True), (high, True), (low - 0.01, False), (high + 0.01, False)):
+        assert fits(plan_of(f"{SHARE}={share:.2f}"), Card.of(80)).ok == ok
+
+
+def test_what_others_hold_on_the_card_counts(plan: DryRun) -> None:
+    assert fits(plan, Card(80e9, 80e9)).ok
+    assert [need.part for need in fits(plan, Card(80e9, 45e9)).over] == ["share"], "vLLM takes its share of the whole"
+    assert "update" in [need.part for need in fits(plan, Card(80e9, 20e9)).over]
+
+
+def test_host_memory_counts_where_it_is_known(plan: DryRun) -> None:
+    """8 ranks load the model whole, each 2 bytes for each of its parameters."""
+    needed = 2 * plan.num_parameters
+    assert [need.part for need in fits(plan, Card(80e9, 80e9, host=needed - 1)).over] == ["host"]
+    assert fits(plan, Card(80e9, 80e9, host=needed)).ok
+    # With offloading 16 bytes of each parameter are there: nothing is offloaded where the host has no room for it.
+    roomy, tight = (Card(16e9, 16e9, host=host) for host in (1e12, 1.1 * needed))
+    freely, tightly = (" ".join(map(str, reduced_by(fits(plan, card))[0])) for card in (roomy, tight))
+    assert "offload_optimizer" in freely and "offload_optimizer" not in tightly
+
+
+@pytest.mark.parametrize("gigabytes", [16, 24])
+def test_with_the_settings_that_it_names_it_fits(plan: DryRun, gigabytes: int) -> None:
+    fit = fits(plan, Card.of(gigabytes))
+    assert not fit.ok
+    said, rest = verdict(fit).split("what would, on as many ranks:\n")
+    assert said.startswith(f"does not fit on a card with {gigabytes} GB: the update needs ")
+    words = [word for line in rest.splitlines() if "  # " in line for word in line.split("  # ")[0].split()]
+    assert words and fits(plan_of(*words), Card.of(gigabytes)).ok
+    for left_out in words:  # each is needed
+        assert not fits(plan_of(*(word for word in words if word != left_out)), Card.of(gigabytes)).ok
 
 
 def test_where_nothing_helps(plan: DryRun) -> None:
-    assert "larger cards" in verdict(plan, 2e9)
+    assert "larger cards" in verdict(fits(plan, Card.of(2)))
+
+
+def test_more_ranks_are_named_where_they_would_do() -> None:
+    """3B on one card of 40 GB: the whole rule is asked of the ranks, not the update alone."""
+    fit = fits(plan_of(ranks=1), Card.of(40))
+    ranks = fitting_ranks(fit)
+    assert ranks is not None and fits(plan_of(ranks=ranks), Card.of(40)).ok
+    assert not fits(plan_of(ranks=ranks // 2), Card.of(40)).ok
+    assert f"{ranks}" in verdict(fit).splitlines()[-1]
+
+
+def test_a_resume_is_told_what_it_takes() -> None:
+    """3B on 4 cards of 24 GB: of all settings only the optimizer's place while responses are drawn may change."""
+    fit = fits(plan_of(ranks=8), Card.of(24))
+    assert "train.zero_stage" in verdict(fit)
+    said = verdict(fit, is_resumable)
+    assert "train." not in said and "micro_batch" not in said
+    kept = plan_of("train.zero_stage=3", "train.micro_batch_tokens=8192", f"{SHARE}=0.6", ranks=8)
+    short = Card(kept.memory.kept / 0.35, kept.memory.kept / 0.35)  # .95 less the share, and nothing is left
+    found = fitting_remedies(fits(kept, Card(0.9 * short.total, 0.9 * short.total)), is_resumable)
+    assert found is not None and [str(remedy) for remedy in found] == ["rollout.offload_optimizer=true"]
 
 
 def test_a_share_of_the_engine_alone(plan: DryRun) -> None:
-    config = load_config(RECIPE, ["rollout.vllm.gpu_memory_utilization=0.99"])
-    [setting] = fitting_settings(dry_run(config, num_ranks=8), 80e9) or []
-    assert setting.startswith("rollout.vllm.gpu_memory_utilization=0.")
+    [remedy] = fitting_remedies(fits(plan_of(f"{SHARE}=0.99"), Card.of(80))) or []
+    assert str(remedy).startswith(f"{SHARE}=0.")
+
+
+def test_an_engine_is_divided_where_its_weights_do_not_fit() -> None:
+    """32B: 62 GiB of weights fit beside no learner on 80 GB. Two cards of one machine share them, never of two."""
+    path = RECIPES / "virl39k_luspo_32b.yaml"
+    whole = plan_of("rollout.sampler=auto", "rollout.tensor_parallel=1", path=path)
+    chosen = fitting_remedies(fits(whole, Card.of(80))) or []
+    assert "rollout.tensor_parallel=2" in " ".join(map(str, chosen))
+    alone = fitting_remedies(fits(whole, Card.of(80, neighbours=1)))
+    assert not any("tensor_parallel" in str(remedy) for remedy in alone or [])
+
+
+@pytest.mark.parametrize("name", ["virl39k_luspo_7b", "virl39k_luspo_7b_lora_24gb", "sft/cold_start_7b"])
+def test_each_remedy_saves_memory_where_it_goes_with_the_run(name: str) -> None:
+    """On the card or, for what no other phase holds, while the engine samples."""
+    path = RECIPES / f"{name}.yaml"
+    config = load_sft_config(path) if "sft" in name else load_config(path)
+    fit = fits(dry_run(config, num_ranks=8), Card.of(80))
+    found = {str(remedy): with_remedies(fit, [remedy]) for remedy in remedies(fit) if SHARE not in remedy.values}
+    assert len(found) == len([*remedies(fit)]) - fit.plan.samples
+    assert fit.plan.samples or not any("rollout." in name for name in found)
+    going = {name: changed.plan.memory for name, changed in found.items() if changed is not None}
+    assert len(going) > 3
+    before = fit.plan.memory
+    assert not [name for name, m in going.items() if m.update >= before.update and m.rollout >= before.rollout]
 
 
 def test_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,3 +160,13 @@ def test_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nfits on a card with 80 GB: of 74.5 GiB" in capsys.readouterr().out
     assert main(["train", str(RECIPE), "--dry-run", "--gpu-memory", "0"]) == 2
     assert "--gpu-memory 0" in capsys.readouterr().err
+
+
+def test_weights_that_are_here_are_planned_for_the_card_that_is_named(tiny_model: Path, capsys) -> None:
+    """On a machine without a GPU: float32 for its own memory, bfloat16 for a card."""
+    words = ["train", str(RECIPES / "toy.yaml"), f"model.path={tiny_model}", "--dry-run"]
+    assert main(words) == 0
+    here = capsys.readouterr().out
+    assert "float32" in here and "\nfits on this machine: of " in here and "keys and values included" in here
+    assert main([*words, "--gpu-memory", "80"]) == 0
+    assert "bfloat16" in capsys.readouterr().out

@@ -1,13 +1,20 @@
 """An allocation that fails ends in the plan's numbers and the settings that are left to change."""
 
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from tests.helpers.cards import have_cards
 from vlm_rl.cli import main
 from vlm_rl.config import load_config
 from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.planning.fits import Card, fits
 from vlm_rl.planning.out_of_memory import is_out_of_memory, memory_advice
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
@@ -27,21 +34,59 @@ def test_what_is_no_memory(failure: RuntimeError) -> None:
     assert not is_out_of_memory(RuntimeError("the weights disagree"))
 
 
-def test_the_plan_and_what_is_left_to_change(failure: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def eight_cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that makes this a machine with 8 cards of so many GB."""
     monkeypatch.setenv("WORLD_SIZE", "8")
-    config = load_config(RECIPE, ["model.gradient_checkpointing=true", "train.zero_stage=3"])
+
+    def become(gigabytes: float) -> None:
+        have_cards(monkeypatch, 8, int(gigabytes * 1e9), free=0)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: Namespace(total=2 * 10**12, available=0))
+
+    return become
+
+
+def settings_in(said: str) -> list[str]:
+    return [line.split("  # ")[0].strip() for line in said.splitlines() if "  # " in line]
+
+
+def test_where_the_plan_fits_each_setting_says_what_it_saves(failure: RuntimeError, eight_cards) -> None:
+    """What the plan left out needs more room: any setting may give it, and none may be one that does not fit."""
+    eight_cards(80)
+    config = load_config(RECIPE)
     said = memory_advice(config, failure)
-    assert f"in all {dry_run(config, num_ranks=8).memory.update / 2**30:.1f}" in said
+    plan = dry_run(config, num_ranks=8)
+    assert f"in all {plan.memory.update / 2**30:.1f}" in said
     assert "1125899906842624" in said, "the bytes that were asked for"
-    assert "gradient_checkpointing" not in said and "zero_stage" not in said, "both are set"
-    for setting in [line.split("  # ")[0].strip() for line in said.splitlines() if "  # " in line]:
-        assert load_config(RECIPE, [setting]) != load_config(RECIPE)
-    first = memory_advice(load_config(RECIPE, ["train.zero_stage=1"]), failure)
-    assert "train.zero_stage=2" in first and "offload_optimizer" not in first, "which ZeRO 1 does not take"
-    for key in ("offload_optimizer", "model.lora", "gpu_memory_utilization", "rollout.max_tokens="):
-        assert key in said
+    settings = settings_in(said)
+    for key in ("train.zero_stage=3", "offload_optimizer", "model.lora", "gpu_memory_utilization"):
+        assert any(key in setting for setting in settings)
+    for setting in settings:
+        assert fits(dry_run(load_config(RECIPE, setting.split()), num_ranks=8), Card.of(80)).ok
+    lora = dry_run(load_config(RECIPE, ["model.lora.rank=16"]), num_ranks=8)
+    saved = f"saves {(plan.memory.update - lora.memory.update) / 2**30:.1f} GiB in the update"
+    assert saved in next(line for line in said.splitlines() if "model.lora" in line)
+    (resumable,) = (line for line in said.splitlines() if "a resume takes it too" in line)
+    assert "rollout.offload_optimizer=true" in resumable
+    assert "16: " in said.splitlines()[-1] and "resumed" in said.splitlines()[-1]
+
+
+def test_where_the_plan_does_not_fit_it_names_what_would(failure: RuntimeError, eight_cards) -> None:
+    eight_cards(24)
+    said = memory_advice(load_config(RECIPE), failure)
+    assert "That does not fit on a card with 24 GB: the update needs 47.3 GiB" in said
+    words = [word for setting in settings_in(said) for word in setting.split()]
+    assert fits(dry_run(load_config(RECIPE, words), num_ranks=8), Card.of(24)).ok
+
+
+def test_what_is_set_already_is_not_named(failure: RuntimeError, eight_cards) -> None:
+    eight_cards(80)
+    said = memory_advice(load_config(RECIPE, ["model.gradient_checkpointing=true", "train.zero_stage=3"]), failure)
+    assert "gradient_checkpointing" not in said and "zero_stage" not in said
     served = ["rollout.sampler=server", "rollout.servers=[http://a:1]"]
     assert "gpu_memory" not in memory_advice(load_config(RECIPE, served), failure), "no engine is here"
+    first = settings_in(memory_advice(load_config(RECIPE, ["train.zero_stage=1"]), failure))
+    assert not any("offload_optimizer" in each and "zero_stage" not in each for each in first), "ZeRO 1 takes none"
 
 
 def test_every_command_that_loads_a_model_ends_with_advice(

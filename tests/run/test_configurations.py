@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.rollout_rows import CONFIG
-from vlm_rl.config import SftConfig, load_sft_config, with_overrides
+from vlm_rl.config import SftConfig, load_sft_config, with_values
 from vlm_rl.errors import UserError
 from vlm_rl.run.configurations import check_unchanged, keep_changes
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
@@ -15,7 +15,7 @@ from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 def test_what_a_resume_changes_is_the_run_s_from_then_on(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run").create(CONFIG)
-    longer = with_overrides(CONFIG, ["train.steps=200", "eval.samples=4", "eval.temperature=1"])
+    longer = with_values(CONFIG, {"train.steps": 200, "eval.samples": 4, "eval.temperature": 1})
     assert keep_changes(run, longer) == [
         "eval.samples is 4 from now on, and was 1",
         "eval.temperature is 1.0 from now on, and was 0.0",
@@ -36,12 +36,10 @@ def test_a_resume_without_changes_writes_nothing(tmp_path: Path) -> None:
 
 def test_the_model_s_folder_in_a_different_cache_is_not_a_change(tmp_path: Path) -> None:
     place = f"models--org--name/snapshots/{'0' * 40}"
-    here, there = (with_overrides(CONFIG, [f"model.path=/{cache}/{place}"]) for cache in ("here", "there"))
+    here, there = (with_values(CONFIG, {"model.path": f"/{cache}/{place}"}) for cache in ("here", "there"))
     run = RunDirectory(tmp_path / "run").create(here)
-    assert keep_changes(run, with_overrides(there, ["train.steps=7"])) == [
-        "train.steps is 7 from now on, and was 100"
-    ]
-    assert run.config() == with_overrides(here, ["train.steps=7"])
+    assert keep_changes(run, with_values(there, {"train.steps": 7})) == ["train.steps is 7 from now on, and was 100"]
+    assert run.config() == with_values(here, {"train.steps": 7})
 
 
 def test_a_supervised_run_keeps_changes_too(tmp_path: Path) -> None:
@@ -56,4 +54,4 @@ def test_a_supervised_run_keeps_changes_too(tmp_path: Path) -> None:
 
 def test_a_key_that_a_run_has_to_keep_is_not_kept_otherwise() -> None:
     with pytest.raises(UserError, match="cannot resume with a different seed"):
-        check_unchanged(Path("run"), CONFIG, with_overrides(CONFIG, ["seed=1", "train.steps=7"]))
+        check_unchanged(Path("run"), CONFIG, with_values(CONFIG, {"seed": 1, "train.steps": 7}))

@@ -20,6 +20,7 @@ from vlm_rl.config import RolloutConfig, load_config, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import check_divides, read_model_config
 from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.planning.memory import side_by_side
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.remote.serve import server_options
 from vlm_rl.session.preflight import preflight, preflight_eval
@@ -197,10 +198,10 @@ def test_the_plan_divides_the_engine_among_its_ranks() -> None:
     plan = dry_run(load_config(CONFIGS / "virl39k_luspo_32b.yaml"), num_ranks=8)
     assert plan.memory.engine_weights == 2 * plan.num_parameters // 4
     assert plan.kv_bytes_per_token == 2 * 2 * 128 * 64 * 2  # keys and values, heads, width, layers, bytes
-    assert plan.responses_side_by_side == 256  # of the 64 prompts x 8 responses of an engine
+    assert side_by_side(plan.config, 8) == 256  # of the 64 prompts x 8 responses of an engine
     assert plan.memory.kv_cache == 256 * 8192 * plan.kv_bytes_per_token
     assert plan.memory.optimizer == 0  # in host memory
-    assert set(plan.memory_by_ranks) == {4, 8, 16, 32}
+    assert set(plan.by_ranks()) == {4, 8, 16, 32}
 
 
 def test_a_server_gets_as_many_cards(tiny_model: Path, tmp_path: Path) -> None:

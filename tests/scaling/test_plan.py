@@ -16,12 +16,12 @@ from tests.helpers.example_run import build_run
 from vlm_rl.cli import main
 from vlm_rl.config import Config, load_config
 from vlm_rl.errors import UserError
-from vlm_rl.planning.fits import misfits
+from vlm_rl.planning.fits import Card, fits
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.divisions import Division, best_of, plans, server_cards
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
 from vlm_rl.scaling.measured import measured_rates
-from vlm_rl.scaling.rates import Card, PhaseRates, assumed_rates
+from vlm_rl.scaling.rates import CardSpeed, PhaseRates, assumed_rates
 from vlm_rl.scaling.steps import Pace
 from vlm_rl.scaling.update import Rows, UpdateTime, plan_update, useful_cost
 
@@ -67,8 +67,7 @@ def test_what_does_not_fit_is_shown_with_its_reason(answered: Path) -> None:
     alone = [each for each in tree["gpus"][0]["divisions"] if each["learner_cards"] == 1]
     assert len(alone) == 1 and alone[0]["pace"] is None
     _, served = plans(load_config(RECIPE), [8])
-    plan = replace(served, num_ranks=1, memory=served.memory_by_ranks[1])
-    assert alone[0]["misfits"] == misfits(plan, 80e9) != []
+    assert "; ".join(alone[0]["misfits"]) == fits(served.on(1), Card.of(80)).faults != ""
 
 
 def test_the_plots_are_a_picture_and_a_page(answered: Path) -> None:
@@ -150,7 +149,7 @@ def test_costs_by_hand() -> None:
 
 def rates_of_any_run(config: Config) -> PhaseRates:
     return assumed_rates(
-        Card(1e9, 1e9),
+        CardSpeed(1e9, 1e9),
         parameters=10_000,
         all_parameters=12_000,
         kv_bytes=64,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vlm_rl.scaling.fleet import Decoding, EngineFleet
 from vlm_rl.scaling.lengths import BatchLengths
-from vlm_rl.scaling.rates import Card, assumed_rates, with_decode_rate, with_learner_rate
+from vlm_rl.scaling.rates import CardSpeed, assumed_rates, with_decode_rate, with_learner_rate
 from vlm_rl.scaling.steps import Sides, simulate
 
 PROMPTS, RESPONSES = 8, 2
@@ -100,7 +100,7 @@ def test_a_sync_in_flight_by_hand() -> None:
 
 def test_rates_by_hand() -> None:
     """10 parameters of 2 bytes, 4 bytes a token of context, 5 bytes and 20 operations a second."""
-    card = Card(bandwidth=5.0, operations=20.0, link=10.0, network=2.0)
+    card = CardSpeed(bandwidth=5.0, operations=20.0, link=10.0, network=2.0)
     rates = assumed_rates(
         card,
         parameters=10,

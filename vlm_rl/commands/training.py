@@ -6,6 +6,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlm_rl.commands.shared import (
     EXPERIMENTAL,
@@ -18,6 +19,9 @@ from vlm_rl.commands.shared import (
     seed,
 )
 from vlm_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from vlm_rl.config import Config, SftConfig
 
 
 def add_sft(commands: Commands) -> None:
@@ -53,11 +57,7 @@ def _sft(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         config = with_planned_model(config)
-        from vlm_rl.planning.dry_run import dry_run, without_sampling
-        from vlm_rl.planning.page import print_dry_run
-
-        plan = dry_run(without_sampling(config), num_ranks=options.ranks)
-        print_dry_run(plan, samples=False, card=_card(options))
+        _dry_run(config, options)
         return
     config = preflight_sft(config, resume=options.resume)
     from vlm_rl.learner.sft_run import sft
@@ -67,15 +67,14 @@ def _sft(options: argparse.Namespace) -> None:
         sft(config, resume=options.resume)
 
 
-def _card(options: argparse.Namespace) -> float | None:
-    """Return the bytes of a card: those that the user named, of the smallest one here, or None without one."""
-    from vlm_rl.devices import smallest_card
+def _dry_run(config: Config | SftConfig, options: argparse.Namespace) -> None:
+    """Print what the run needs, and whether that fits on the card that was named, or on this machine."""
+    from vlm_rl.planning.dry_run import dry_run
+    from vlm_rl.planning.fits import card_of
+    from vlm_rl.planning.page import print_dry_run
 
-    if options.gpu_memory is not None:
-        if options.gpu_memory <= 0:
-            raise UserError(f"--gpu-memory {options.gpu_memory:g}: give the GB of a card, for example 80")
-        return options.gpu_memory * 1e9
-    return smallest_card()
+    plan = dry_run(config, num_ranks=options.ranks, on_gpu=None if options.gpu_memory is None else True)
+    print_dry_run(plan, card=card_of(options.gpu_memory, plan), resumes=options.resume)
 
 
 def add_train(commands: Commands) -> None:
@@ -101,10 +100,7 @@ def _train(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         config = preflight_plan(config)
-        from vlm_rl.planning.dry_run import dry_run
-        from vlm_rl.planning.page import print_dry_run
-
-        print_dry_run(dry_run(config, num_ranks=options.ranks), card=_card(options))
+        _dry_run(config, options)
         return
     config = preflight(config, resume=options.resume)
     from vlm_rl.planning.out_of_memory import advised, memory_advice

@@ -29,9 +29,10 @@ from vlm_rl.config.reading import (
     load_sft_config,
     parse_config,
     parse_tree,
+    put,
     read_tree,
     save_config,
-    with_overrides,
+    with_values,
 )
 from vlm_rl.config.rewards import (
     FunctionConfig,
@@ -93,8 +94,9 @@ __all__ = [
     "load_sft_config",
     "parse_config",
     "parse_tree",
+    "put",
     "read_tree",
     "save_config",
-    "with_overrides",
+    "with_values",
 ]
 _USES = []

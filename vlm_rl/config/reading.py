@@ -52,10 +52,22 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
     return parse_tree(Config, _renamed(_tuples(raw), where) if isinstance(raw, dict) else raw, where, overrides)
 
 
-def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a configuration with keys changed as on the command line. Raises UserError as load_config does."""
-    tree = _overridden(config.model_dump(mode="json"), overrides)
-    return parse_config(tree, "the configuration", overrides)
+def with_values(config: _Model, values: Mapping[str, Any]) -> _Model:
+    """Return a configuration with the values of some dotted keys changed. Raises UserError as load_config does."""
+    tree = config.model_dump(mode="json")
+    for key, value in values.items():
+        put(tree, key, value)
+    return parse_tree(type(config), _tuples(tree), "the configuration")
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key in a tree of sections; those that are missing or null begin empty."""
+    *sections, last = key.split(".")
+    for name in sections:
+        if tree.get(name) is None:
+            tree[name] = {}
+        tree = tree[name]
+    tree[last] = value
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
 
+from vlm_rl.config import ENGINE_SHARE
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.devices import default_device, gpu_memory, model_dtype
+from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.doctor.check import Check, phase
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
@@ -28,6 +28,8 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.model_files.model_folder import check_model_folder, check_weights, open_config
+from vlm_rl.planning.fits import Card, gib, needs
+from vlm_rl.planning.memory import Memory
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.manifest import Manifest
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
@@ -90,16 +92,22 @@ class ModelUnderTest:
         policy = Policy(model, banned_ids=banned, temperature=1.0)
         return policy, check.compare(policy, path=self.path), check.limit
 
+    @cached_property
+    def card(self) -> Card:
+        """Return the memory of this machine's device, as it was before the model was loaded."""
+        return Card.here(1)
+
     def too_large(self, copies: int) -> str:
         """Return why so many copies of the weights do not fit into this machine's memory, or an empty string."""
-        device = default_device()
-        free = gpu_memory()[0] if device.type == "cuda" else psutil.virtual_memory().available
         count = 0
         for file in self.path.glob("*.safetensors"):
             with safe_open(file, framework="pt") as opened:
                 count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-        needed = 1.25 * copies * count * model_dtype(device).itemsize
-        return f"it needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free" if needed > free else ""
+        size = count * model_dtype(default_device()).itemsize
+        memory = Memory(weights=size, engine_weights=size)
+        found = needs(memory, self.card, share=ENGINE_SHARE, room=0, samples=copies > 1)
+        over = [need for need in found if need.margin < 0]
+        return f"it needs {gib(over[0].needed)}, and {gib(self.card.free)} are free" if over else ""
 
 
 def folder(model: ModelUnderTest) -> Check:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import psutil
 
 from vlm_rl.config import Config, load_config
-from vlm_rl.devices import gpu_memory, has_gpu, num_gpus
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
+from vlm_rl.planning.fits import Card, Fit, MemoryPart, fits, gib
+from vlm_rl.planning.remedies import fitting_ranks, fitting_remedies
 
 _GIB = 2**30
 
@@ -36,14 +36,18 @@ class RecipeUnderTest:
         """Return the dry run on this machine's ranks."""
         return dry_run(self.config, num_ranks=self.num_ranks)
 
-    @property
-    def free(self) -> tuple[int, int, str]:
-        """Return the free and the whole memory of a rank's device in bytes, and what it is called."""
-        if has_gpu():
-            free, total = min(gpu_memory(index) for index in range(num_gpus()))
-            return free, total, "on each GPU"
-        state = psutil.virtual_memory()
-        return state.available // self.num_ranks, state.total // self.num_ranks, "for each rank (no GPU here)"
+    @cached_property
+    def fit(self) -> Fit:
+        """Return how it fits into the memory that is free now."""
+        return fits(self.plan, Card.here(self.num_ranks))
+
+    @cached_property
+    def advice(self) -> str:
+        """Return what would make it fit."""
+        found, ranks = fitting_remedies(self.fit), fitting_ranks(self.fit)
+        options = [f"set {' '.join(map(str, found))}"] if found else []
+        options += [f"use {ranks} ranks"] if ranks else []
+        return ", or ".join(options) or "use a smaller model, model.lora, or larger cards"
 
 
 def recipe(subject: RecipeUnderTest) -> Check:
@@ -56,36 +60,25 @@ def recipe(subject: RecipeUnderTest) -> Check:
 
 def update(subject: RecipeUnderTest) -> Check:
     """Compare the plan of the update phase with the free memory."""
-    advice = (
-        "use more ranks (vlm-rl train --dry-run lists them), train.zero_stage=3, model.gradient_checkpointing=true"
-    )
-    return _fits("update", subject, subject.plan.memory.update, "", f"{advice}, or model.lora")
+    return _check("update", subject, ("update",), "")
 
 
 def rollout(subject: RecipeUnderTest) -> Check:
     """Compare what the learner keeps and what the engine takes with the free memory."""
-    plan, (_, total, _) = subject.plan, subject.free
-    memory, share = plan.memory, engine_share(plan.config)
-    response = plan.config.context_tokens * plan.kv_bytes_per_token
-    on_gpu = has_gpu()
-    if memory.is_served:
-        return _fits("rollout", subject, memory.rollout, ", the servers' memory apart", "use more ranks")
-    if on_gpu and share * total < memory.engine_weights + response:
-        needed = f"{(memory.engine_weights + response) / _GIB:.1f} GiB for weights and one response at full length"
-        detail = f"the engine's share is {share * total / _GIB:.1f} GiB; it needs {needed}"
-        advice = "raise rollout.vllm.gpu_memory_utilization or rollout.tensor_parallel, or use a larger card"
-        return Check("rollout", "off", detail, advice)
-    engine = int(share * total) if on_gpu else memory.engine_weights + memory.kv_cache
-    advice = "lower rollout.vllm.gpu_memory_utilization or rollout.batch_size, or use more ranks"
-    return _fits("rollout", subject, memory.kept + engine, ", the engine's share included", advice)
+    what = ", the engine's share included"
+    if subject.plan.memory.is_served:
+        what = ", the servers' memory apart"
+    return _check("rollout", subject, ("rollout", "engine", "share"), what)
 
 
-def _fits(name: str, subject: RecipeUnderTest, needed: int, what: str, advice: str) -> Check:
-    free, _, where = subject.free
-    limit = UPDATE_SHARE if name == "update" else ROLLOUT_SHARE
-    detail = f"{needed / _GIB:.1f} GiB planned{what}, {free / _GIB:.1f} free {where} (limit {limit:.0%} of that)"
-    good = needed <= limit * free
-    return Check(name, "ok" if good else "off", detail, "" if good else advice)
+def _check(name: str, subject: RecipeUnderTest, parts: Sequence[MemoryPart], what: str) -> Check:
+    fit = subject.fit
+    found = [need for need in fit.needs if need.part in parts]
+    where = "on each GPU" if fit.card.is_gpu else "for each rank (no GPU here)"
+    free, limit = f"{fit.card.free / _GIB:.1f} free {where}", found[-1].limit / fit.card.free
+    if over := [need for need in found if need.margin < 0]:
+        return Check(name, "off", f"{over[0].fault}; {free}", subject.advice)
+    return Check(name, "ok", f"{gib(found[-1].needed)} planned{what}, {free} (limit {limit:.0%} of that)")
 
 
 def host_memory(subject: RecipeUnderTest) -> Check:
@@ -96,7 +89,7 @@ def host_memory(subject: RecipeUnderTest) -> Check:
     detail = f"{loading / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, "
     detail += f"{later / _GIB:.1f} for what is kept, moved or copied there later, " if later else ""
     detail += f"{free / _GIB:.1f} free"
-    if max(loading, later) <= free:
+    if not subject.fit.missing("host"):
         return Check("host memory", "ok", detail)
     advice = ["train.zero_stage=3"] if loading > free and plan.config.train.zero_stage < 3 else []
     if later > free:

@@ -20,7 +20,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.
 _HASH_THREADS = 4
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 OLDEST_TRANSFORMERS = (5, 18)
-TILED_FAMILIES = ("idefics3", "internvl")  # model types whose images are cut into tiles; see vlm_rl.data.vision.family
+TILED_FAMILIES = ("idefics3", "internvl")  # model types whose images are cut into tiles (data/vision)
 
 
 def check_transformers() -> None:

@@ -2,7 +2,8 @@
 
     dry_run         what a run needs, before anything is loaded
     memory          the bytes of a rank, by formula
-    fits            whether that fits on a card, and which settings would make it
+    fits            the one rule that says whether a run fits
+    remedies        the settings that make a run smaller, and which of them make it fit
     page            the tables of a dry run
     out_of_memory   what to change where memory ran out
     init            write a recipe for a model, a set and a machine
@@ -10,5 +11,5 @@
 Nothing is private to this room.
 """
 
-__all__ = ["dry_run", "fits", "init", "memory", "out_of_memory", "page"]
+__all__ = ["dry_run", "fits", "init", "memory", "out_of_memory", "page", "remedies"]
 _USES = ["data", "learner", "model_files", "run"]

@@ -11,31 +11,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig
+from vlm_rl.config import Config, RewardConfig, RolloutConfig, SftConfig
 from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
 from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
-from vlm_rl.learner.lora import target_layers
 from vlm_rl.model_files.model_folder import check_context, check_divides, read_model_config
 from vlm_rl.planning.memory import (
     Memory,
+    ModelSizes,
     cache_bytes,
-    count_parameters,
     memory_of_rank,
-    parameters_by_part,
-    side_by_side,
 )
 
 RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
@@ -45,86 +42,104 @@ RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 class DryRun:
     """What one configuration needs on a number of ranks."""
 
-    config: Config
+    asked: Config | SftConfig  # the configuration whose keys a user changes
+    config: Config  # the same, or for `vlm-rl sft` a training run whose update phase is its step
     num_ranks: int
     model_source: str
+    sizes: ModelSizes
     dtype: torch.dtype
     is_on_gpu: bool
     is_patched: bool  # layers of ours in place of transformers' own
-    num_parameters: int
-    num_trainable: int
-    num_parameters_of: Mapping[ModelPart, int]
     is_padded: bool  # each response behind a copy of its prompt
-    num_adapted: int  # linear layers with an adapter
-    hidden_size: int  # of the language model
-    memory: Memory
-    memory_by_ranks: Mapping[int, Memory]
-    responses_side_by_side: int  # in one engine
     kv_bytes_per_token: int  # on each rank of an engine
-    responses_per_step: int
-    max_prompt_tokens_per_step: int
-    max_response_tokens_per_step: int
-    updates_per_step: int
-    optimizer_steps: int
     deepspeed: Mapping[str, Any]
+    memory: Memory
+
+    @property
+    def samples(self) -> bool:
+        """Tell whether the run draws responses; `vlm-rl sft` does not."""
+        return isinstance(self.asked, Config)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of the learner's parameters, with adapters."""
+        return self.sizes.count(self.config)[0]
+
+    @property
+    def num_trainable(self) -> int:
+        """Return the number of parameters that are trained."""
+        return self.sizes.count(self.config)[1]
+
+    @property
+    def updates_per_step(self) -> int:
+        """Return the optimizer steps of a rollout step."""
+        return -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)
+
+    @property
+    def max_prompt_tokens_per_step(self) -> int:
+        """Return the most tokens of a step's prompts; padded, each response has its own copy."""
+        rollout = self.config.rollout
+        copies = rollout.responses_per_prompt if self.is_padded else 1
+        return rollout.prompts_per_step * self.config.data.max_prompt_tokens * copies
+
+    @property
+    def max_response_tokens_per_step(self) -> int:
+        """Return the most tokens of a step's responses."""
+        rollout = self.config.rollout
+        return rollout.prompts_per_step * rollout.responses_per_prompt * rollout.max_tokens
+
+    def on(self, ranks: int) -> DryRun:
+        """Return the plan of the same run on another number of ranks."""
+        memory = memory_of_rank(
+            self.config, self.sizes, self.dtype, ranks, patched=self.is_patched, on_gpu=self.is_on_gpu
+        )
+        return replace(self, num_ranks=ranks, memory=memory)
+
+    def by_ranks(self) -> dict[int, DryRun]:
+        """Return the plans on RANKS_SHOWN, as far as engines divide them, and on this plan's ranks."""
+        rollout = self.config.rollout
+        shared = 1 if rollout.sampler == "server" else rollout.tensor_parallel
+        return {ranks: self.on(ranks) for ranks in sorted({*RANKS_SHOWN, self.num_ranks}) if ranks % shared == 0}
 
 
-def dry_run(config: Config, *, num_ranks: int | None = None, ranks_shown: Sequence[int] = RANKS_SHOWN) -> DryRun:
-    """Compute what the run needs on ``num_ranks`` ranks; None is torchrun's WORLD_SIZE, or 1.
+def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: bool | None = None) -> DryRun:
+    """Compute what a run needs.
 
-    Its `memory_by_ranks` is for ``ranks_shown`` too.
-
-    A model of which only the configuration is here is assumed to be trained on an accelerator.
+    Args:
+        asked: the configuration of the run.
+        num_ranks: how many ranks it has; None is torchrun's WORLD_SIZE, or 1.
+        on_gpu: whether it is trained on a GPU; None asks this machine, and says yes where the weights are not here.
 
     Raises UserError for an unknown algorithm, a model that is neither local nor shipped, and for combinations
     that training would refuse.
     """
+    config = asked if isinstance(asked, Config) else without_sampling(asked)
     resolve_algorithm(config.algorithm)
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
     _check_ranks(ranks, config.rollout)
     source, raw = read_model_config(config.model.path)
-    model = _build(json.dumps(raw), source)
-    _check_model(model.config, config, source)
-    on_gpu = has_gpu() or not any(Path(source).parent.glob("*.safetensors"))
+    sizes = _build(json.dumps(raw), source)
+    _check_model(sizes.config, config, source)
+    if on_gpu is None:
+        on_gpu = has_gpu() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
     check_deepspeed_options(config.train)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
-    plan_of = partial(memory_of_rank, config, model, dtype, patched=patched, on_gpu=on_gpu)
-    r, t = config.rollout, config.train
-    updates = -(-r.prompts_per_step // t.mini_batch_prompts)
-    total, trainable = count_parameters(config, model)
-    lora = config.model.lora
-    padded = is_padded(model.config, config.model.rows)
-    copies = r.responses_per_prompt if padded else 1  # of a prompt
-    cache_of = partial(cache_bytes, model.config, dtype=dtype, ranks=r.tensor_parallel)
+    cache_of = partial(cache_bytes, sizes.config, dtype=dtype, ranks=config.rollout.tensor_parallel)
     return DryRun(
+        asked=asked,
         config=config,
         num_ranks=ranks,
         model_source=source,
+        sizes=sizes,
         dtype=dtype,
         is_on_gpu=on_gpu,
         is_patched=patched,
-        num_parameters=total,
-        num_trainable=trainable,
-        num_parameters_of=parameters_by_part(model),
-        is_padded=padded,
-        num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
-        hidden_size=model.config.get_text_config().hidden_size,
-        memory=plan_of(ranks),
-        memory_by_ranks={
-            n: plan_of(n)
-            for n in sorted({*ranks_shown, ranks})
-            if n % r.tensor_parallel == 0 or r.sampler == "server"
-        },
-        responses_side_by_side=side_by_side(config, ranks),
+        is_padded=is_padded(sizes.config, config.model.rows),
         kv_bytes_per_token=cache_of(1) - cache_of(0),
-        responses_per_step=r.prompts_per_step * r.responses_per_prompt,
-        max_prompt_tokens_per_step=r.prompts_per_step * config.data.max_prompt_tokens * copies,
-        max_response_tokens_per_step=r.prompts_per_step * r.responses_per_prompt * r.max_tokens,
-        updates_per_step=updates,
-        optimizer_steps=updates * t.steps,
-        deepspeed=deepspeed_block(t, dtype),
+        deepspeed=deepspeed_block(config.train, dtype),
+        memory=memory_of_rank(config, sizes, dtype, ranks, patched=patched, on_gpu=on_gpu),
     )
 
 
@@ -173,8 +188,8 @@ def without_sampling(config: SftConfig) -> Config:
 
 
 @lru_cache(maxsize=16)  # a search for settings that fit plans for one model dozens of times
-def _build(configuration: str, source: str) -> PreTrainedModel:
-    """Return the model of this configuration (JSON) on the meta device."""
+def _build(configuration: str, source: str) -> ModelSizes:
+    """Return the sizes of the model of this configuration (JSON), built on the meta device."""
     raw = json.loads(configuration)
     if "auto_map" in raw:
         raise UserError(f"model.path: {source} has an auto_map, which asks to run code that comes with the model")
@@ -182,7 +197,7 @@ def _build(configuration: str, source: str) -> PreTrainedModel:
         config = AutoConfig.for_model(**raw)
         auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with torch.device("meta"):
-            return auto.from_config(config, trust_remote_code=False)
+            return ModelSizes(auto.from_config(config, trust_remote_code=False))
     except Exception as error:  # whatever the values in the file lead to
         reason = " ".join(str(error).split())
         raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None

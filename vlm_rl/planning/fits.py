@@ -1,129 +1,210 @@
-"""Does a planned run fit on a card, and which settings would make it fit?"""
+"""Does a run fit? The one rule, which the dry run, init, doctor, `vlm-rl plan` and the out-of-memory message ask.
+
+    fit = fits(dry_run(config, num_ranks=8), Card.of(80))
+    fit.ok, fit.margin      # whether, and the bytes that are left, or missing, where it is tightest
+    fit.over                # what needs more than there is
+
+`remedies` finds what would make it fit. Whatever else needs memory one day is one more `Need` here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from vlm_rl.config import ENGINE_SHARE, Config, with_overrides
+import psutil
+
+from vlm_rl.config import ENGINE_SHARE, LARGEST_ENGINE_SHARE, Config
+from vlm_rl.devices import gpu_memory, num_gpus, smallest_card
 from vlm_rl.errors import UserError
-from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.dry_run import DryRun
+from vlm_rl.planning.memory import Memory
 
 UPDATE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
 ROLLOUT_SHARE = 0.95  # the engine keeps to its share by itself
-_GIB = 2**30
+SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; a server has the card alone
+ENGINE_OVERHEAD = 2**30  # bytes of an engine's share for its CUDA graphs and what a prefill takes
+MACHINE = 8  # cards of a machine, where nobody says how many
+
+MemoryPart = Literal["update", "rollout", "engine", "share", "host", "server"]
 
 
-def verdict(plan: DryRun, card: float) -> str:
-    """Return whether a plan fits on cards of this size (bytes), and if not, what would: settings, or more ranks."""
-    name, memory = f"a card with {card / 1e9:.0f} GB", plan.memory
-    faults = misfits(plan, card)
-    if not faults:
-        engine = "" if memory.is_served else f", the engine's {memory.engine_weights / _GIB:.1f} of weights included"
-        planned = f"{memory.update / _GIB:.1f} GiB in the update and {memory.rollout / _GIB:.1f} in rollouts{engine}"
-        return f"fits on {name}: of {card / _GIB:.1f} GiB the plan takes {planned}"
-    limits = f"{UPDATE_SHARE:.0%} of it in the update and {ROLLOUT_SHARE:.0%} in rollouts"
-    lines = [f"does not fit on {name}: {'; '.join(faults)}. The card has {card / _GIB:.1f} GiB, for a plan {limits}."]
-    if (settings := fitting_settings(plan, card)) is not None:
-        lines += ["what would, on as many ranks:", *(f"  {setting}" for setting in settings)]
-    elif ranks := [count for count, memory in plan.memory_by_ranks.items() if memory.update <= UPDATE_SHARE * card]:
-        lines.append(f"more ranks would make the update fit: {min(ranks)}")
-    else:
-        lines.append("no single setting or number of ranks would: use a smaller model, model.lora, or larger cards")
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The memory of the device that a rank has: a GPU, or its part of the host's. Bytes."""
+
+    total: float
+    free: float
+    is_gpu: bool = True
+    host: float | None = None  # free in host memory for each rank, where that is known
+    neighbours: int = MACHINE  # cards of its machine, itself included: those that can form an engine
+
+    @classmethod
+    def of(cls, gigabytes: float, *, host: float | None = None, neighbours: int = MACHINE) -> Card:
+        """Return a GPU with so many times 10^9 bytes, all of them free."""
+        return cls(gigabytes * 1e9, gigabytes * 1e9, host=host, neighbours=neighbours)
+
+    @classmethod
+    def here(cls, ranks: int, *, emptied: bool = False) -> Card:
+        """Return the smallest of this machine's GPUs, or without one a rank's part of the host's memory.
+
+        Args:
+            ranks: of the run.
+            emptied: count what is in use now as free, and take none of a GPU for the question.
+        """
+        memory = psutil.virtual_memory()
+        host = memory.total if emptied else memory.available
+        if (size := smallest_card()) is None:
+            return cls(memory.total / ranks, host / ranks, is_gpu=False, host=host / ranks)
+        cards = num_gpus()
+        free, total = (size, size) if emptied else min(gpu_memory(index) for index in range(cards))
+        return cls(total, free, host=host / min(ranks, cards), neighbours=cards)
+
+    def __str__(self) -> str:
+        """Return it as messages call it."""
+        return f"a card with {self.total / 1e9:.0f} GB" if self.is_gpu else "this machine"
 
 
-def sft_verdict(plan: DryRun, card: float) -> str:
-    """Return whether a step of `vlm-rl sft` fits on cards of this size (bytes), and if not, what makes it smaller."""
-    planned, name = plan.memory.update, f"a card with {card / 1e9:.0f} GB"
-    if planned <= UPDATE_SHARE * card:
-        return f"fits on {name}: of {card / _GIB:.1f} GiB the plan takes {planned / _GIB:.1f}"
-    lines = [
-        f"does not fit on {name}: a step needs {planned / _GIB:.1f} GiB. The card has {card / _GIB:.1f} GiB, and a "
-        f"plan may take {UPDATE_SHARE:.0%} of it. What makes it smaller:"
-    ]
-    lines += [f"  {setting}  # {effect}" for setting, effect in single_settings(plan.config, samples=False)]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a part of a run needs, and what it may take. Bytes."""
+
+    part: MemoryPart
+    needed: float
+    limit: float
+    fault: str  # in words, if that is too much
+
+    @property
+    def margin(self) -> float:
+        """Return how much is left; below 0 so much is missing."""
+        return self.limit - self.needed
 
 
-def misfits(plan: DryRun, card: float) -> list[str]:
-    """Return what needs more than a card (bytes) has: the update, the rollouts, or the engine's share in them."""
-    memory, faults = plan.memory, []
-    if memory.update > UPDATE_SHARE * card:
-        faults.append(f"the update needs {memory.update / _GIB:.1f} GiB")
-    if memory.is_served:
-        if memory.rollout > ROLLOUT_SHARE * card:
-            faults.append(f"the rollouts need {memory.rollout / _GIB:.1f} GiB")
-        return faults
-    least, most, share = _shares(plan, card)
-    if least > most:
-        needed = memory.kept + least * card
-        faults.append(f"the rollouts need {needed / _GIB:.1f} GiB with the engine and one response")
-    elif not least <= share <= most:
-        faults.append(
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a run fits on a card."""
+
+    plan: DryRun
+    card: Card
+    needs: tuple[Need, ...]
+    responses: int  # at full length that the engine must have room for
+
+    @property
+    def over(self) -> tuple[Need, ...]:
+        """Return what needs more than it may take; nothing where the run fits."""
+        return tuple(need for need in self.needs if need.margin < 0)
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the run fits."""
+        return not self.over
+
+    @property
+    def margin(self) -> float:
+        """Return the bytes that are left where it is tightest; below 0 so many are missing."""
+        return min(need.margin for need in self.needs)
+
+    @property
+    def faults(self) -> str:
+        """Return in words what is over."""
+        return "; ".join(dict.fromkeys(need.fault for need in self.over))
+
+    def missing(self, part: MemoryPart) -> float:
+        """Return the bytes by which a part exceeds its limit, or 0."""
+        return sum(-need.margin for need in self.over if need.part == part)
+
+    @property
+    def smallest_card(self) -> float:
+        """Return the bytes of the smallest card on which it would fit, if its engine's share is adjusted."""
+        shares = {"update": UPDATE_SHARE, "rollout": ROLLOUT_SHARE}
+        return max(need.needed / shares[need.part] for need in self.needs if need.part in shares)
+
+    @property
+    def shares(self) -> tuple[float, float] | None:
+        """Return the least share of the card that the engine needs, and the best one; None where none would do."""
+        memory, card = self.plan.memory, self.card
+        if memory.is_served or not card.is_gpu or not self.plan.samples:
+            return None
+        least, most = _shares(memory, card, room=_room(self.plan, self.responses))
+        least = math.ceil(1e4 * least) / 1e4
+        best = max(math.floor(100 * min(LARGEST_ENGINE_SHARE, most)) / 100, least)
+        return (least, best) if best <= most else None
+
+
+def fits(plan: DryRun, card: Card, *, responses: int = 1) -> Fit:
+    """Compare what each phase of a run needs with what a card has.
+
+    Args:
+        plan: of the run.
+        card: of each of its ranks.
+        responses: at full length, that the rollout engine must have room for side by side.
+    """
+    found = needs(
+        plan.memory, card, share=engine_share(plan.config), room=_room(plan, responses), samples=plan.samples
+    )
+    return Fit(plan, card, (*found, *_host_needs(plan, card)), responses)
+
+
+def needs(memory: Memory, card: Card, *, share: float, room: float, samples: bool) -> Iterator[Need]:
+    """Yield what a rank needs of its card.
+
+    Args:
+        memory: of the rank.
+        card: that it has.
+        share: of a GPU that the rollout engine takes.
+        room: bytes that the engine must have for keys and values.
+        samples: whether responses are drawn.
+    """
+    what = "the update needs" if samples else "a step needs"
+    yield Need("update", memory.update, UPDATE_SHARE * card.free, f"{what} {gib(memory.update)}")
+    if not samples:
+        return
+    limit = ROLLOUT_SHARE * card.free
+    if memory.is_served or not card.is_gpu:
+        rollout = memory.rollout + (0 if memory.is_served else memory.kv_cache)
+        yield Need("rollout", rollout, limit, f"the rollouts need {gib(rollout)}")
+        return
+    engine, taken = memory.engine_weights + ENGINE_OVERHEAD + room, share * card.total
+    together = memory.kept + engine
+    yield Need("rollout", together, limit, f"the rollouts need {gib(together)} with the engine and one response")
+    if together <= limit:
+        least, most = _shares(memory, card, room=room)
+        fault = (
             f"the engine's share of the card, {share:.2f} (rollout.vllm.gpu_memory_utilization), must be from "
-            f"{least:.2f} to {most:.2f}"
+            f"{math.ceil(100 * least) / 100:.2f} to {math.floor(100 * most) / 100:.2f}"
         )
-    return faults
+        yield Need("engine", engine, taken, fault)
+        yield Need("share", memory.kept + taken, limit, fault)
 
 
-def fitting_settings(plan: DryRun, card: float) -> list[str] | None:
-    """Return few settings with which a run fits on cards of this size (bytes); None where none was found."""
-    chosen: list[str] = []
-    for setting, _ in smaller_settings(plan.config) if _needs_more_than_a_share(plan, card) else ():
-        changed = _planned(plan, [*chosen, setting])
-        if changed is None or not _is_smaller(changed, _planned(plan, chosen) or plan):
-            continue
-        chosen.append(setting)
-        if not _needs_more_than_a_share(changed, card):
-            break
-    final = _planned(plan, chosen)
-    if final is None or _needs_more_than_a_share(final, card):
-        return None
-    for setting in chosen[:-1]:  # what a later setting has made unnecessary
-        fewer = [other for other in chosen if other != setting]
-        if (changed := _planned(plan, fewer)) is not None and not _needs_more_than_a_share(changed, card):
-            chosen, final = fewer, changed
-    if misfits(final, card):
-        least, most, _ = _shares(final, card)
-        chosen.append(f"rollout.vllm.gpu_memory_utilization={(least + most) / 2:.2f}")
-    return chosen
+def _shares(memory: Memory, card: Card, *, room: float) -> tuple[float, float]:
+    """Return the least and the largest share of a card that the engine may take."""
+    engine = memory.engine_weights + ENGINE_OVERHEAD + room
+    return engine / card.total, (ROLLOUT_SHARE * card.free - memory.kept) / card.total
 
 
-def single_settings(config: Config, *, samples: bool) -> list[tuple[str, str]]:
-    """Return those of `smaller_settings` that go with a configuration by themselves; without samples, keys of sft."""
-    found = [item for item in smaller_settings(config) if _goes_with(config, item[0])]
-    if samples:
-        return found
-    found = [item for item in found if not item[0].startswith("rollout.")]
-    return [*found, (f"data.max_response_tokens={config.rollout.max_tokens // 2}", "shorter responses")]
+def _room(plan: DryRun, responses: int) -> float:
+    """Return the bytes of keys and values of so many responses at full length behind the longest prompt."""
+    return responses * plan.config.context_tokens * plan.kv_bytes_per_token
 
 
-def _goes_with(config: Config, setting: str) -> bool:
-    try:
-        with_overrides(config, [setting])
-    except UserError:
-        return False
-    return True
+def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
+    if card.host is None:
+        return
+    memory, ranks = plan.memory, plan.num_ranks
+    later = memory.host + memory.checkpoint_copies / ranks
+    fault = f"a rank needs {gib(max(memory.loading, later))} of host memory"
+    yield Need("host", max(memory.loading, later), card.host, fault)
 
 
-def smaller_settings(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (setting, effect) for what is left to make a run smaller, what costs least time first."""
-    train, model, rollout = config.train, config.model, config.rollout
-    longest = config.data.max_prompt_tokens + rollout.max_tokens
-    if train.micro_batch_tokens > longest:
-        yield f"train.micro_batch_tokens={longest}", f"shorter rows, now {train.micro_batch_tokens} tokens"
-    if not model.gradient_checkpointing:
-        yield "model.gradient_checkpointing=true", "activations are computed again"
-    if train.zero_stage < 3 and not model.lora:
-        yield f"train.zero_stage={train.zero_stage + 1}", "more is divided among the ranks"
-    if train.offload_device("offload_optimizer") == "none" and not rollout.offload_optimizer:
-        setting = "train.deepspeed={zero_optimization: {offload_optimizer: {device: cpu}}}"
-        yield setting, "its moments in host memory"
-        if train.zero_stage >= 2 and rollout.sampler != "server":
-            yield "rollout.offload_optimizer=true", "moments in host memory while responses are drawn"
-    if model.lora is None:
-        yield "model.lora={rank: 16}", "no gradients and moments of the model itself"
-    yield f"rollout.max_tokens={rollout.max_tokens // 2}", "shorter responses"
+def server_need(plan: DryRun, card: Card) -> Need:
+    """Return what a rollout server needs of a card like this, which it has alone."""
+    share = plan.config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
+    needed = plan.memory.engine_weights + ENGINE_OVERHEAD + _room(plan, 1)
+    fault = f"a server needs {gib(needed)} a card for its weights and one response"
+    return Need("server", needed, share * card.total, fault)
 
 
 def engine_share(config: Config) -> float:
@@ -131,29 +212,19 @@ def engine_share(config: Config) -> float:
     return config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE)
 
 
-def _shares(plan: DryRun, card: float) -> tuple[float, float, float]:
-    """Return the least and the largest share of a card that the engine may have, and the share that it gets."""
-    memory = plan.memory
-    response = plan.config.context_tokens * plan.kv_bytes_per_token
-    least = (memory.engine_weights + response) / card
-    return least, ROLLOUT_SHARE - memory.kept / card, engine_share(plan.config)
+def card_of(gigabytes: float | None, plan: DryRun) -> Card | None:
+    """Return the card that a user named in GB, or else the one that this machine has for a plan, emptied.
+
+    None for a plan for GPUs on a machine without one. Raises UserError for no memory at all.
+    """
+    if gigabytes is not None:
+        if gigabytes <= 0:
+            raise UserError(f"--gpu-memory {gigabytes:g}: give the GB of a card, for example 80")
+        return Card.of(gigabytes)
+    card = Card.here(plan.num_ranks, emptied=True)
+    return card if card.is_gpu == plan.is_on_gpu else None
 
 
-def _needs_more_than_a_share(plan: DryRun, card: float) -> bool:
-    """Tell whether a plan does not fit, whatever share of the card its engine gets."""
-    if plan.memory.is_served:
-        return bool(misfits(plan, card))
-    least, most, _ = _shares(plan, card)
-    return plan.memory.update > UPDATE_SHARE * card or least > most
-
-
-def _planned(plan: DryRun, settings: Sequence[str]) -> DryRun | None:
-    """Return the plan with these settings; None where they do not go together."""
-    try:
-        return dry_run(with_overrides(plan.config, settings), num_ranks=plan.num_ranks)
-    except UserError:
-        return None
-
-
-def _is_smaller(changed: DryRun, plan: DryRun) -> bool:
-    return changed.memory.update < plan.memory.update or changed.memory.rollout < plan.memory.rollout
+def gib(size: float) -> str:
+    """Return a number of bytes in words."""
+    return f"{size / 2**30:.1f} GiB"

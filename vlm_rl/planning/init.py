@@ -1,8 +1,8 @@
 """Write a recipe for a model and a prepared set: `vlm-rl init --model M --data SET`.
 
-The sizes come from the set (its number of rows, its longest prompt) and from the dry run's plan: the first of several
-settings, the best ones first, that fits the cards. What is written is a configuration like those of configs/, with
-comments, to be read and changed.
+The sizes come from the set (its number of rows, its longest prompt). Whether they fit, and with which settings, is
+asked of the rule that the dry run asks. What is written is a configuration like those of configs/, with comments, to
+be read and changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, DataConfig, parse_config
+from vlm_rl.config import DataConfig, parse_config, put
 from vlm_rl.data.images import GRID, grid_size
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
@@ -28,7 +28,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.model_files.model_folder import context_of, is_shipped, open_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE
+from vlm_rl.planning.fits import Card, Fit, fits
+from vlm_rl.planning.remedies import SHARE, Remedy, reduced_by
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import start_command
 from vlm_rl.templates import TEMPLATES
@@ -38,7 +39,9 @@ RESPONSES = 8  # to a prompt
 _COUNTED = 64  # prompts whose tokens are counted: those that look longest
 _LONGEST_TRAINED = 4096  # tokens; longer prompts are left out of training
 _RESPONSE_TOKENS = (4096, 2048, 1024, 512)
-_ROW_TOKENS = (16_384, 12_288, 8_192)
+_ROW_TOKENS = 16_384
+_LARGEST_BATCH = 128  # responses of an engine side by side
+_USUAL = 4  # times shorter than the longest is a usual response
 _ORGANIZATIONS = {
     "Qwen": "Qwen",
     "Llama-": "meta-llama",
@@ -46,12 +49,7 @@ _ORGANIZATIONS = {
     "gemma-": "google",
     "InternVL": "OpenGVLab",
 }  # beginning of a model's name -> who publishes it on the hub
-_LAYER_BY_LAYER = {
-    "zero_optimization": {
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "stage3_max_live_parameters": 600_000_000,
-    }
-}
+_FIXED = ("model.lora", "rollout.max_tokens")  # what is asked for, and what is tried from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +78,17 @@ class DataFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The settings that decide how much memory a run takes."""
+class Recipe:
+    """The values of a recipe by section, and comments on its keys."""
 
-    response_tokens: int
-    row_tokens: int
-    zero_stage: int
-    batch_size: int
-    layer_by_layer: bool = False  # ZeRO 3 keeps the weights in host memory
-    engine_share: float = 0.0  # of a card; 0 leaves it to the engine's default
+    tree: dict[str, Any]
+    comments: dict[str, str]  # by section.key
+
+    def put(self, key: str, value: Any, comment: str = "") -> None:
+        """Set a key, and comment on it, or on the block that it is in."""
+        put(self.tree, key, value)
+        if comment:
+            self.comments.setdefault(".".join(key.split(".")[:2]), comment)
 
 
 def init(options: argparse.Namespace) -> None:
@@ -100,14 +100,16 @@ def init(options: argparse.Namespace) -> None:
         raise UserError(f"{file} exists already; remove it, or choose a different --out")
     machine = _machine(options.gpus, options.gpu_memory, options.nodes)
     facts = _facts(options)
-    plan, sizes = _plan(options, machine, facts, out=f"runs/{file.stem}")
+    recipe, fit = fitting_recipe(options, machine, facts, out=f"runs/{file.stem}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_text(options, machine, facts, plan, sizes, file), encoding="utf-8")
+    file.write_text(_text(options, machine, recipe, fit.plan, file), encoding="utf-8")
     start, ranks = _commands(machine, file)
     print(f"{file}: {short_name(options.model)} on {facts.rows} problems, for {machine}")
     if machine.gpus:
-        need = max(plan.memory.update, plan.memory.rollout)
-        print(f"planned at {need / 1e9:.0f} of {machine.gigabytes:.0f} GB of a card; see it, then start:")
+        memory, ranks_here = fit.plan.memory, machine.gpus // machine.nodes
+        host = f", and {memory.host * ranks_here / 1e9:.0f} GB of host memory on a machine" if memory.host else ""
+        need = max(memory.update, memory.rollout)
+        print(f"planned at {need / 1e9:.0f} of {machine.gigabytes:.0f} GB of a card{host}; see it, then start:")
     print(f"  vlm-rl train {shlex.quote(str(file))} --dry-run{ranks}\n  {start}")
 
 
@@ -196,53 +198,73 @@ def _image_tokens(data: bytes, low: int, high: int, factor: int) -> int:
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def _plan(options: argparse.Namespace, machine: Machine, facts: DataFacts, *, out: str) -> tuple[DryRun, Sizes]:
-    """Return the first plan that fits the machine, and its sizes."""
-    smallest: DryRun | None = None
-    for sizes in _candidates(options, machine, facts):
-        plan = dry_run(_config(options, machine, facts, sizes, out), num_ranks=max(machine.gpus, 1))
-        if not machine.gpus:
-            return plan, sizes
-        if (share := _engine_share(plan, machine.gigabytes * 1e9)) is not None:
-            sizes = replace(sizes, engine_share=share)
-            return dry_run(_config(options, machine, facts, sizes, out), num_ranks=machine.gpus), sizes
-        if smallest is None or plan.memory.update < smallest.memory.update:
-            smallest = plan
+def fitting_recipe(
+    options: argparse.Namespace, machine: Machine, facts: DataFacts, *, out: str
+) -> tuple[Recipe, Fit]:
+    """Return a recipe that fits the machine, and how it fits.
+
+    Prefer an engine with room for a whole group of full length, then long responses, then what costs least time.
+    Raises UserError where nothing fits.
+    """
+    card = Card.here(max(machine.gpus, 1), emptied=True)
+    if machine.gpus:
+        is_here = options.gpus is None and machine.nodes == 1
+        host, neighbours = card.host if is_here else None, machine.gpus // machine.nodes
+        card = Card.of(machine.gigabytes, host=host, neighbours=neighbours)
+    smallest: Fit | None = None
+    for responses in (RESPONSES, 1):
+        for tokens in _response_lengths(options.folder, machine, facts):
+            recipe = _recipe(options, machine, facts, tokens)
+            fit = fits(_plan(recipe, options.folder, machine, out=out), card, responses=responses)
+            chosen, fit = reduced_by(fit, lambda key: not key.startswith(_FIXED))
+            if fit.ok:
+                return _with(recipe, chosen, fit), fit
+            if smallest is None or fit.smallest_card < smallest.smallest_card:
+                smallest = fit
     if smallest is None:
         raise UserError(
             f"--model {options.model}: its context holds no prompt of {facts.longest_prompt} tokens and a response"
         )
-    need = max(smallest.memory.update, smallest.memory.rollout) / 0.9e9
-    advice = "more or larger cards, a smaller model" + ("" if options.lora else ", or --lora")
+    need, advice = f"{smallest.smallest_card / 1e9:.0f} GB", "" if options.lora else ", or --lora"
+    need, advice = (
+        (f"cards of about {need}", f"more or larger cards, a smaller model{advice}")
+        if machine.gpus
+        else (f"about {need}", f"a smaller model{advice}")
+    )
     raise UserError(
-        f"{short_name(options.model)} does not fit on {machine}: the least that was tried needs cards of about "
-        f"{need:.0f} GB; use {advice}, or images of fewer pixels (vlm-rl prepare --max-pixels)"
+        f"{short_name(options.model)} does not fit on {machine}: {smallest.faults}. The least that was tried needs "
+        f"{need}; use {advice}, or images of fewer pixels (vlm-rl prepare --max-pixels)"
     )
 
 
-def _engine_share(plan: DryRun, card: float) -> float | None:
-    """Return the share of a card (bytes) that the rollout engine may take; None where the run does not fit."""
-    memory = plan.memory
-    share = math.floor(100 * min(LARGEST_ENGINE_SHARE, ROLLOUT_SHARE - memory.kept / card)) / 100
-    longest = plan.config.context_tokens
-    engine = memory.engine_weights + 2**30 + RESPONSES * longest * plan.kv_bytes_per_token
-    return share if memory.update < UPDATE_SHARE * card and engine < share * card else None
+def _plan(recipe: Recipe, folder: str, machine: Machine, *, out: str) -> DryRun:
+    """Return the dry run of a recipe, whose model is in this folder."""
+    tree = recipe.tree | {"out": out, "model": recipe.tree["model"] | {"path": folder}}
+    return dry_run(parse_config(tree, "the recipe"), num_ranks=max(machine.gpus, 1), on_gpu=machine.gpus > 0)
 
 
-def _candidates(options: argparse.Namespace, machine: Machine, facts: DataFacts) -> Iterator[Sizes]:
-    """Yield sizes, the best first: long responses before a low ZeRO stage, and that before long rows."""
-    context, prompt = _context(options.folder), _prompt_tokens(facts)
-    if not machine.gpus:
-        responses = min(64, context - prompt)
-        if responses >= 16:
-            yield Sizes(responses, max(prompt + responses, 1024), 2, batch_size=32)
-        return
-    stages = [(2, False), (3, False)] + [(3, True)] * (options.lora and machine.gpus == 1)
-    for responses in _RESPONSE_TOKENS:
-        for stage, layer_by_layer in stages if machine.gpus > 1 or options.lora else stages[:1]:
-            for row in (*_ROW_TOKENS, prompt + responses):
-                if prompt + responses <= min(row, context):
-                    yield Sizes(responses, row, stage, 32 if layer_by_layer else 128, layer_by_layer)
+def _with(recipe: Recipe, chosen: Sequence[Remedy], fit: Fit) -> Recipe:
+    """Return the recipe with remedies, the engine's best share of a card, and as many responses as that holds."""
+    for remedy in chosen:
+        *_, last = remedy.values
+        for key, value in remedy.values.items():
+            recipe.put(key, value, remedy.effect if key == last else "")
+    if fit.shares is not None:
+        least, best = fit.shares
+        recipe.put(SHARE, best, "the engine's share of a card")
+        response = max(1, fit.plan.kv_bytes_per_token) * fit.plan.config.context_tokens
+        usual = _USUAL * (fit.responses + (best - least) * fit.card.total / response)
+        recipe.put("rollout.batch_size", min(_LARGEST_BATCH, 2 ** int(math.log2(usual))))
+    return recipe
+
+
+def _response_lengths(model: str, machine: Machine, facts: DataFacts) -> Iterator[int]:
+    """Yield the longest responses to try, in tokens, the longest first; only those that the model's context holds."""
+    left = _context(model) - _prompt_tokens(facts)
+    if machine.gpus:
+        yield from (tokens for tokens in _RESPONSE_TOKENS if tokens <= left)
+    elif left >= 16:
+        yield min(64, left)
 
 
 def _context(model: str) -> int:
@@ -256,100 +278,69 @@ def _prompt_tokens(facts: DataFacts) -> int:
     return 64 * math.ceil(facts.longest_prompt / 64)
 
 
-def _config(options: argparse.Namespace, machine: Machine, facts: DataFacts, sizes: Sizes, out: str) -> Config:
-    """Return the configuration of a recipe."""
-    tree = {section: dict(values) for section, values, _ in _sections(options, machine, facts, sizes)}
-    tree["model"]["path"] = options.folder
-    return parse_config({"out": out, **tree}, where="the recipe")
-
-
 # -- the recipe ------------------------------------------------------------------------------------
 
 
-def _sections(
-    options: argparse.Namespace, machine: Machine, facts: DataFacts, sizes: Sizes
-) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Yield the sections of the recipe: name, values, and comments on some of them."""
+def _recipe(options: argparse.Namespace, machine: Machine, facts: DataFacts, response_tokens: int) -> Recipe:
+    """Return a recipe whose responses are at most so long, with the largest rows and the least that is divided."""
     prompts = next(2**k for k in range(7 if machine.gpus else 3, -1, -1) if 2**k <= max(1, facts.rows // 2))
     enough = max(16, 2 * machine.gpus)  # fewer leave ranks without work: the packing of `vlm-rl plan`
     mini = min(1 << (enough - 1).bit_length(), prompts)  # a power of 2, as `prompts`: all updates are of one size
     steps = math.ceil(facts.rows / prompts) * math.ceil((100 if machine.gpus else 4) * prompts / facts.rows)
     every = max(1, steps // 10)
-    model: dict[str, Any] = {"path": options.model}
+    longest = _prompt_tokens(facts) + response_tokens
+    tree: dict[str, Any] = {
+        "model": {"path": options.model},
+        "data": {
+            "train": [str(path) for path in options.data],
+            **({"eval": [str(path) for path in options.eval]} if options.eval else {}),
+            "max_prompt_tokens": _prompt_tokens(facts),
+            "min_pixels": facts.min_pixels,
+            "max_pixels": facts.max_pixels,
+        },
+        "algorithm": {"name": "luspo"},
+        "reward": {"overlong_buffer": min(512, response_tokens // 4)},
+        "rollout": {
+            "prompts_per_step": prompts,
+            "responses_per_prompt": RESPONSES,
+            "max_tokens": response_tokens,
+            "batch_size": _LARGEST_BATCH if machine.gpus else 32,
+        },
+        "train": {
+            "steps": steps,
+            "mini_batch_prompts": mini,
+            "micro_batch_tokens": max(longest, _ROW_TOKENS if machine.gpus else 1024),
+            "lr": 1e-5 if options.lora else 1e-6,
+            "warmup_steps": min(20, steps // 10),
+            "zero_stage": 2,
+        },
+        **({"eval": {"every": every}} if options.eval else {}),
+        "checkpoint": {"every": every if machine.gpus else steps},
+    }
     if machine.gpus:
-        model["gradient_checkpointing"] = True
+        tree["model"]["gradient_checkpointing"] = True
     if options.lora:
-        model["lora"] = {"rank": 32, "alpha": 64}
-    yield "model", model, {}
-    data: dict[str, Any] = {"train": [str(path) for path in options.data]}
-    if options.eval:
-        data["eval"] = [str(path) for path in options.eval]
-    data |= {
-        "max_prompt_tokens": _prompt_tokens(facts),
-        "min_pixels": facts.min_pixels,
-        "max_pixels": facts.max_pixels,
-    }
+        tree["model"]["lora"] = {"rank": 32, "alpha": 64}
     here = "counted" if _is_here(options.folder) else "estimated"
-    limits = "as the sets were prepared"
-    yield (
-        "data",
-        data,
+    return Recipe(
+        tree,
         {
-            "max_prompt_tokens": f"the longest prompt has {facts.longest_prompt} ({here})",
-            "min_pixels": limits,
-            "max_pixels": limits,
+            "data.max_prompt_tokens": f"the longest prompt has {facts.longest_prompt} ({here})",
+            "data.min_pixels": "as the sets were prepared",
+            "data.max_pixels": "as the sets were prepared",
+            "algorithm.name": "or grpo, dr_grpo, dapo, gspo, ba, ...: docs/algorithms.md",
+            "reward.overlong_buffer": "the penalty grows over the last tokens",
+            "rollout.max_tokens": "of a response",
+            "rollout.batch_size": "responses that one engine generates at the same time",
+            "train.steps": f"about {steps * prompts / facts.rows:.3g} passes over {facts.rows} problems",
+            "train.mini_batch_prompts": f"updates for each rollout batch: {math.ceil(prompts / mini)}",
+            "train.micro_batch_tokens": "of a packed row; a larger one is faster and takes more memory",
+            "train.lr": "ten times that of full fine-tuning" if options.lora else "",
         },
     )
-    yield "algorithm", {"name": "luspo"}, {"name": "or grpo, dr_grpo, dapo, gspo, ba, ...: docs/algorithms.md"}
-    buffer = min(512, sizes.response_tokens // 4)
-    yield "reward", {"overlong_buffer": buffer}, {"overlong_buffer": "the penalty grows over the last tokens"}
-    rollout: dict[str, Any] = {
-        "prompts_per_step": prompts,
-        "responses_per_prompt": RESPONSES,
-        "max_tokens": sizes.response_tokens,
-        "batch_size": sizes.batch_size,
-    }
-    if sizes.engine_share:
-        rollout["vllm"] = {"gpu_memory_utilization": sizes.engine_share}
-    yield (
-        "rollout",
-        rollout,
-        {
-            "max_tokens": "of a response",
-            "batch_size": "responses that one rank's engine generates at the same time",
-            "vllm": "the engine's share of a card",
-        },
-    )
-    train: dict[str, Any] = {
-        "steps": steps,
-        "mini_batch_prompts": mini,
-        "micro_batch_tokens": sizes.row_tokens,
-        "lr": 1e-5 if options.lora else 1e-6,
-        "warmup_steps": min(20, steps // 10),
-        "zero_stage": sizes.zero_stage,
-    }
-    if sizes.layer_by_layer:
-        train["deepspeed"] = _LAYER_BY_LAYER
-    passes = steps * prompts / facts.rows
-    yield (
-        "train",
-        train,
-        {
-            "steps": f"about {passes:.3g} passes over {facts.rows} problems",
-            "mini_batch_prompts": f"updates for each rollout batch: {math.ceil(prompts / mini)}",
-            "micro_batch_tokens": "of a packed row; a larger one is faster and takes more memory",
-            "lr": "ten times that of full fine-tuning" if options.lora else "",
-            "deepspeed": "the learner's weights stay in host memory and come layer by layer",
-        },
-    )
-    if options.eval:
-        yield "eval", {"every": every}, {}
-    yield "checkpoint", {"every": every if machine.gpus else steps}, {}
 
 
-def _text(
-    options: argparse.Namespace, machine: Machine, facts: DataFacts, plan: DryRun, sizes: Sizes, file: Path
-) -> str:
+def _text(options: argparse.Namespace, machine: Machine, recipe: Recipe, plan: DryRun, file: Path) -> str:
     """Return the recipe's text."""
     start, ranks = _commands(machine, file)
     name = short_name(options.model)
@@ -359,6 +350,8 @@ def _text(
         lines += [
             f"Planned GB of a card: {update:.1f} in the update, {engine:.1f} for the engine's weights in rollouts."
         ]
+        if host := plan.memory.host * machine.gpus // machine.nodes:
+            lines += [f"Planned GB of host memory on a machine: {host / 1e9:.0f}."]
     organization = next((org for start, org in _ORGANIZATIONS.items() if name.startswith(start)), None)
     if organization and not (Path(options.model).is_dir() or is_hub_name(options.model)):
         lines += [
@@ -369,13 +362,13 @@ def _text(
     lines += ["", f"  vlm-rl train {file} --dry-run{ranks}", f"  {start}", ""]
     lines += ["vlm-rl config KEY explains a key; docs/config.md lists all."]
     text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + f"\nout: runs/{file.stem}\n"
-    for section, values, comments in _sections(options, machine, facts, sizes):
+    for section, values in recipe.tree.items():
         text += f"{section}:\n"
         for key, value in values.items():
             flow = None if isinstance(value, dict | list) else False
             line = yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, width=10_000).rstrip()
             first, _, rest = line.replace("\n", "\n  ").partition("\n")
-            comment = f"  # {comments[key]}" if comments.get(key) else ""
+            comment = f"  # {text_of}" if (text_of := recipe.comments.get(f"{section}.{key}")) else ""
             text += f"  {first:<32}{comment}".rstrip() + "\n" + (f"{rest}\n" if rest else "")
     return text
 

@@ -9,8 +9,9 @@ The engine's CUDA graphs are part of its share, and stay while it sleeps. Leave 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -35,14 +36,14 @@ _LIVE_PARAMETERS, _BUCKET = 1e9, 5e8
 class Memory:
     """Bytes on one rank's device, and in host memory."""
 
-    weights: int
-    gradients: int  # with the float32 sums of what this rank holds of them
-    optimizer: int  # moments and float32 master weights; 0 where they are in host memory
-    activations: int  # of one full packed row with its images
-    head: int  # chunks of logits; the head's weight gradient in float32, and one product for it
-    buckets: int  # what DeepSpeed collects gradients in before it sums them over the ranks
-    engine_weights: int  # the rollout engine's own copy, or this rank's part of it
-    kv_cache: int  # of all responses side by side, each at its longest
+    weights: int = 0
+    gradients: int = 0  # with the float32 sums of what this rank holds of them
+    optimizer: int = 0  # moments and float32 master weights; 0 where they are in host memory
+    activations: int = 0  # of one full packed row with its images
+    head: int = 0  # chunks of logits; the head's weight gradient in float32, and one product for it
+    buckets: int = 0  # what DeepSpeed collects gradients in before it sums them over the ranks
+    engine_weights: int = 0  # the rollout engine's own copy, or this rank's part of it
+    kv_cache: int = 0  # of all responses side by side, each at its longest
     between: int = 0  # of gradients and buckets, what DeepSpeed holds between two updates too
     is_served: bool = False  # engine and cache are on rollout servers, not on this device
     is_moved: bool = False  # the optimizer is in host memory while responses are drawn
@@ -78,23 +79,49 @@ class Memory:
         return self.weights + self.between + (0 if self.is_moved else self.optimizer)
 
 
-def parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
-    """Return the number of parameters of each part that the model has."""
-    family = family_of(model.config)
-    counts = dict.fromkeys(family.parts, 0)
-    for name, parameter in model.named_parameters():
-        counts[family.part_of(name)] += parameter.numel()
-    return counts
+class ModelSizes:
+    """What a plan counts of a model, each once. Its weights may be on the meta device."""
 
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Count nothing yet."""
+        self.model, self.config = model, model.config
 
-def count_parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
-    """Return how many parameters the learner has, and how many of them it trains."""
-    by_part = parameters_by_part(model)
-    total = sum(by_part.values())
-    if config.model.lora is not None:
-        adapters = num_adapter_parameters(model, config.model.lora)
-        return total + adapters, adapters
-    return total, sum(count for part, count in by_part.items() if part not in config.model.freeze)
+    @cached_property
+    def by_part(self) -> Mapping[ModelPart, int]:
+        """Return the number of parameters of each part that the model has."""
+        family = family_of(self.config)
+        counts = dict.fromkeys(family.parts, 0)
+        for name, parameter in self.model.named_parameters():
+            counts[family.part_of(name)] += parameter.numel()
+        return counts
+
+    @cached_property
+    def total(self) -> int:
+        """Return the number of parameters, without adapters."""
+        return sum(self.by_part.values())
+
+    @cached_property
+    def largest(self) -> int:
+        """Return the number of elements of the largest tensor."""
+        return max(parameter.numel() for parameter in self.model.parameters())
+
+    @cached_property
+    def head(self) -> int:
+        """Return the number of parameters of the output head."""
+        head: Any = self.model.get_output_embeddings()
+        return sum(parameter.numel() for parameter in head.parameters())
+
+    @cached_property
+    def has_head_norms(self) -> bool:
+        """Tell whether queries and keys are normalized, as in Qwen3."""
+        return any("q_norm" in name for name, _ in self.model.named_parameters())
+
+    def count(self, config: Config) -> tuple[int, int]:
+        """Return how many parameters the learner has, and how many of them it trains."""
+        if config.model.lora is not None:
+            adapters = num_adapter_parameters(self.model, config.model.lora)
+            return self.total + adapters, adapters
+        return self.total, sum(n for part, n in self.by_part.items() if part not in config.model.freeze)
 
 
 def _trains(part: ModelPart, config: Config) -> bool:
@@ -104,20 +131,20 @@ def _trains(part: ModelPart, config: Config) -> bool:
 
 
 def memory_of_rank(
-    config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool, on_gpu: bool
+    config: Config, sizes: ModelSizes, dtype: torch.dtype, ranks: int, *, patched: bool, on_gpu: bool
 ) -> Memory:
     """Return the plan of a rank's memory.
 
     Args:
         config: of the run.
-        model: of its architecture, whose weights may be on the meta device.
+        sizes: of its model.
         dtype: of the weights.
         ranks: of the run.
         patched: whether layer patches are used.
         on_gpu: whether the device is a GPU, which holds buckets of gradients whole.
     """
     stage = config.train.zero_stage
-    total, trainable = count_parameters(config, model)
+    total, trainable = sizes.count(config)
     lora = config.model.lora
     part = -(-trainable // ranks)  # of one rank, where something is divided
     moments = 8 if config.train.optimizer == "adamw" else 0
@@ -129,13 +156,12 @@ def memory_of_rank(
         held = part if stage >= 2 else trainable  # by ZeRO 1 until the step ends, when they are summed over the ranks
         gradients = (dtype.itemsize + (4 if dtype != torch.float32 else 0)) * held
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    activations, head = _activations(config, model, dtype, patched=patched), _head(config, model, dtype)
+    activations, head = _activations(config, sizes, dtype, patched=patched), _head(config, sizes, dtype)
     buckets = _buckets(config.train, dtype, trainable)
     if not on_gpu:  # it takes only the pages that are filled, while activations are freed
         buckets = max(0, min(buckets, dtype.itemsize * trainable) - activations - head)
-    largest = max(parameter.numel() for parameter in model.parameters())
-    loaded = min(total, -(-total // ranks) + largest) if stage == 3 else total
-    engine = dtype.itemsize * sum(p.numel() for p in model.parameters()) // config.rollout.tensor_parallel
+    loaded = min(total, -(-total // ranks) + sizes.largest) if stage == 3 else total
+    engine = dtype.itemsize * sizes.total // config.rollout.tensor_parallel
     is_offloaded = optimizer_is_offloaded(config.train)
     host_optimizer = optimizer if config.rollout.offload_optimizer else 0
     if is_offloaded:
@@ -149,7 +175,7 @@ def memory_of_rank(
         between = (0 if is_offloaded else 4 * part) + buckets
     return Memory(
         weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, most_resident(config.train)))
-        - _saved_by_4bit(config, model, dtype),
+        - _saved_by_4bit(config, sizes, dtype),
         gradients=gradients,
         optimizer=0 if is_offloaded else optimizer,
         activations=activations,
@@ -157,7 +183,7 @@ def memory_of_rank(
         buckets=buckets,
         engine_weights=engine,
         kv_cache=side_by_side(config, ranks)
-        * cache_bytes(model.config, longest, dtype, ranks=config.rollout.tensor_parallel),
+        * cache_bytes(sizes.config, longest, dtype, ranks=config.rollout.tensor_parallel),
         between=between,
         is_served=config.rollout.sampler == "server",
         is_moved=config.rollout.offload_optimizer,
@@ -181,15 +207,13 @@ def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:
     return (torch.float32 if config.zero_stage == 1 else dtype).itemsize * size
 
 
-def _head(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
     """Return the bytes of the output head: its chunks of logits, and what the gradient of its weight takes."""
-    tokens, vocabulary = row_tokens(config), model.config.get_text_config().vocab_size
+    tokens, vocabulary = row_tokens(config), sizes.config.get_text_config().vocab_size
     chunks = LOGIT_COPIES * 4 * min(tokens * vocabulary, MAX_LOGITS)
     if config.model.lora is not None or "language_model" in config.model.freeze:
         return chunks
-    head: Any = model.get_output_embeddings()
-    elements = sum(parameter.numel() for parameter in head.parameters())
-    return chunks + (4 + dtype.itemsize) * elements  # the product, then a copy in its place
+    return chunks + (4 + dtype.itemsize) * sizes.head  # the product, then a copy in its place
 
 
 def row_tokens(config: Config) -> int:
@@ -202,12 +226,12 @@ def row_images(config: Config) -> int:
     return row_tokens(config) // config.data.max_prompt_tokens
 
 
-def _saved_by_4bit(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+def _saved_by_4bit(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
     """Return the bytes by which the language model's linear layers shrink where they are kept in 4 bits."""
     if config.model.lora is None or not config.model.lora.load_in_4bit:
         return 0
-    names = target_layers(model, ["language_model"])
-    count = sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
+    layers = map(sizes.model.get_submodule, target_layers(sizes.model, ["language_model"]))
+    count = sum(layer.get_parameter("weight").numel() for layer in layers)
     return int(count * (dtype.itemsize - BITS_PER_WEIGHT / 8))
 
 
@@ -279,12 +303,12 @@ def _mlp_width(text: Any) -> int:
     return experts * width + (getattr(text, "shared_expert_intermediate_size", None) or 0)
 
 
-def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
+def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patched: bool) -> int:
     """Return the bytes that the forward pass of one full row keeps: text, its pixels, its images in tower and merger.
 
     A layer of linear attention is counted as one that attends.
     """
-    text = model.config.get_text_config()
+    text = sizes.config.get_text_config()
     tokens = row_tokens(config)
     stack_bytes = partial(
         stack_bytes_per_token,
@@ -301,12 +325,12 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         kv=head * _kv_heads(text),
         mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
-        has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
+        has_head_norms=sizes.has_head_norms,
     )
-    family = vision_of(model.config)
+    family = vision_of(sizes.config)
     if family is None:
         return size
-    tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
+    tower = family.tower_size(sizes.config, max_pixels=config.data.max_pixels)
     patches = row_images(config) * tower.patches
     size += patches * tower.patch_values * dtype.itemsize
     if _trains("tower", config) or _trains("merger", config):

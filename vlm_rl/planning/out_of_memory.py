@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from vlm_rl.config import Config, SftConfig
+from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
-from vlm_rl.planning.dry_run import dry_run, without_sampling
-from vlm_rl.planning.fits import single_settings
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.fits import Card, Fit, engine_share, fits, gib
+from vlm_rl.planning.remedies import SHARE, Remedy, fitting_remedies, is_resumable, remedies, with_remedies
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
@@ -43,20 +46,55 @@ def eval_memory_advice(error: BaseException) -> str:
 
 def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
     """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
-    samples = isinstance(config, Config)
-    config = config if isinstance(config, Config) else without_sampling(config)
-    plan = dry_run(config)
+    plan = dry_run(config, on_gpu=has_gpu())
+    fit = fits(plan, Card.here(plan.num_ranks, emptied=True))
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
-    smaller = single_settings(config, samples=samples)
-    if samples and config.rollout.sampler in ("auto", "vllm"):
-        smaller.insert(-1, ("rollout.vllm={gpu_memory_utilization: 0.3}", "a smaller share for the engine, on a GPU"))
-    settings = "".join(f"\n  {setting}  # {effect}" for setting, effect in smaller)
-    return (
-        f"out of memory: {_first_sentence(error)}\n"
-        f"planned for the update on each of {plan.num_ranks} ranks, GiB: {planned}; in all "
-        f"{plan.memory.update / 2**30:.1f} "
-        f"(`--dry-run` shows the rest). To take less, in a new run:{settings}"
+    found = None if fit.ok else fitting_remedies(fit)
+    if found is None:
+        lines = [_line(remedy, saved) for remedy, saved in _smaller(fit)]
+        advice = "To take less, in a new run:"
+    else:
+        lines = [_line(remedy, "") for remedy in found]
+        advice = f"That does not fit on {fit.card}: {fit.faults}. What would, in a new run:"
+    return "\n".join(
+        [
+            f"out of memory: {_first_sentence(error)}",
+            f"planned for the update on each of {plan.num_ranks} ranks, GiB: {planned}; in all "
+            f"{plan.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
+            *lines,
+            *_more_ranks(plan),
+        ]
     )
+
+
+def _line(remedy: Remedy, saved: str) -> str:
+    takes = "; a resume takes it too" if all(map(is_resumable, remedy.values)) else ""
+    return f"  {remedy}  # {remedy.effect}{saved}{takes}"
+
+
+def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:
+    """Yield each remedy that saves memory, the most that its keys can save, and how much in which phase."""
+    if fit.shares is not None and (least := math.ceil(100 * fit.shares[0]) / 100) < (
+        share := engine_share(fit.plan.config)
+    ):
+        saved = (share - least) * fit.card.total
+        yield Remedy({SHARE: least}, "the engine's least share"), f": saves {gib(saved)} in rollouts"
+    last = {tuple(remedy.values): remedy for remedy in remedies(fit)}
+    for remedy in last.values():
+        changed = with_remedies(fit, [remedy])
+        if changed is None or (fit.ok and not changed.ok):
+            continue
+        before, after = fit.plan.memory, changed.plan.memory
+        saved = {"the update": before.update - after.update, "rollouts": before.rollout - after.rollout}
+        if words := " and ".join(f"{gib(size)} in {phase}" for phase, size in saved.items() if size > 0):
+            yield remedy, f": saves {words}"
+
+
+def _more_ranks(plan: DryRun) -> Iterator[str]:
+    """Yield a line about the ranks that take less."""
+    more = {ranks: other.memory.update for ranks, other in plan.by_ranks().items() if ranks > plan.num_ranks}
+    if less := [f"{ranks}: {size / 2**30:.1f}" for ranks, size in more.items() if size < plan.memory.update]:
+        yield f"More ranks take less, also in a resumed run; the update by ranks, GiB: {', '.join(less)}"
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -9,34 +9,36 @@ from rich.table import Table
 
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.checkpoint_size import planned_room
+from vlm_rl.learner.lora import target_layers
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun
-from vlm_rl.planning.fits import engine_share, sft_verdict, verdict
-from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens
+from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, Card, Fit, engine_share, fits, gib
+from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens, side_by_side
+from vlm_rl.planning.remedies import MayChange, any_key, fitting_ranks, fitting_remedies, is_resumable
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30
 
 
-def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = True) -> None:
+def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = False) -> None:
     """Print the plan as tables, and the DeepSpeed block as JSON.
 
     Args:
         plan: what is printed.
-        card: the bytes of a GPU, to say whether the plan fits; None leaves that out.
-        samples: whether the run samples responses; `vlm-rl sft` does not.
+        card: of each rank, to say whether the plan fits; None leaves that out.
+        resumes: whether the plan is for a run that is resumed, most of whose keys stay.
     """
-    console = make_console()
+    console, samples = make_console(), plan.samples
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
     console.print(f"model      {short_name(config.model.path)}, {_billions(plan.num_parameters)} parameters, {dtype}")
     lora = config.model.lora
-    for part, count in plan.num_parameters_of.items():
+    for part, count in plan.sizes.by_part.items():
         rate = f"lr {t.lr_by_part.get(part, t.lr):g}"
         is_frozen = lora is not None or part in config.model.freeze
         console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
     if lora is not None:
-        adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        adapters = f"rank {lora.rank} on {len(target_layers(plan.sizes.model, lora.targets))} linear layers"
         adapters += ", the base model's in 4 bits" if lora.load_in_4bit else ""
         console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
@@ -45,18 +47,18 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
         console.print(f"rows       padded, {PADDED_COST}")
     batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
     console.print(f"algorithm  {batch} a step")
-    console.print(_memory_table(plan, samples=samples, card=card))
-    totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
+    console.print(_memory_table(plan, card=card))
+    totals = ", ".join(f"{ranks}: {_gib(other.memory.update)}" for ranks, other in plan.by_ranks().items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
     if card is not None:
-        console.print(verdict(plan, card) if samples else sft_verdict(plan, card), soft_wrap=True)
+        console.print(verdict(fits(plan, card), is_resumable if resumes else any_key), soft_wrap=True)
     elif plan.is_on_gpu:
         console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if samples:
         console.print(_tokens_table(plan))
     per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
     console.print(
-        f"optimizer  {per_step}{plan.optimizer_steps:,}{' in all' if samples else ' steps'} "
+        f"optimizer  {per_step}{plan.updates_per_step * t.steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
     )
     for line in planned_room(plan).lines():
@@ -65,7 +67,39 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
     console.print(json.dumps(plan.deepspeed, indent=2))
 
 
-def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
+def verdict(fit: Fit, may_change: MayChange = any_key) -> str:
+    """Return whether a run fits on a card, and if not, what would make it fit: settings, or more ranks."""
+    card, samples = fit.card, fit.plan.samples
+    if fit.ok:
+        left = f"{fit.margin / _GIB:.1f} are left where it is tightest"
+        return f"fits on {card}: of {gib(card.free)} the plan takes {_planned(fit)}; {left}"
+    limits = f"{UPDATE_SHARE:.0%} of it{f' in the update and {ROLLOUT_SHARE:.0%} in rollouts' * samples}"
+    has = "The card has" if card.is_gpu else "Each rank has"
+    lines = [f"does not fit on {card}: {fit.faults}. {has} {gib(card.free)}, for a plan {limits}."]
+    if (found := fitting_remedies(fit, may_change)) is not None:
+        lines += ["what would, on as many ranks:", *(f"  {remedy}  # {remedy.effect}" for remedy in found)]
+    if (ranks := fitting_ranks(fit)) is not None:
+        lines.append(f"so would more ranks, as it is: {ranks}" if found else f"what would, as it is: {ranks} ranks")
+    if len(lines) == 1:
+        kept = ", of those that a resume takes," * (may_change is is_resumable)
+        lines.append(f"no settings{kept} and no ranks would: use a smaller model, model.lora, or larger cards")
+    return "\n".join(lines)
+
+
+def _planned(fit: Fit) -> str:
+    memory = fit.plan.memory
+    if not fit.plan.samples:
+        return f"{memory.update / _GIB:.1f}"
+    planned = f"{gib(memory.update)} in the update and "
+    if memory.is_served:
+        return f"{planned}{memory.rollout / _GIB:.1f} in rollouts"
+    if not fit.card.is_gpu:
+        return f"{planned}{(memory.rollout + memory.kv_cache) / _GIB:.1f} in rollouts, keys and values included"
+    engine = f"the engine's {memory.engine_weights / _GIB:.1f} of weights included"
+    return f"{planned}{memory.rollout / _GIB:.1f} in rollouts, {engine}"
+
+
+def _memory_table(plan: DryRun, *, card: Card | None) -> Table:
     m, stage, checkpointing = plan.memory, plan.config.train.zero_stage, plan.config.model.gradient_checkpointing
     many = "rank" if plan.num_ranks == 1 else "ranks"
     table = Table(title=f"memory per rank, ZeRO {stage} on {plan.num_ranks} {many}", title_justify="left")
@@ -86,7 +120,7 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
         table.add_row("optimizer", _gib(m.optimizer), "in host memory, where DeepSpeed takes the step")
     else:
         table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
-    images = f" with {row_images(plan.config)} images" if "tower" in plan.num_parameters_of else ""
+    images = f" with {row_images(plan.config)} images" if "tower" in plan.sizes.by_part else ""
     table.add_row(
         "activations",
         _gib(m.activations),
@@ -96,7 +130,7 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
     )
     table.add_row("output head", _gib(m.head), "logits in chunks; its weight's gradient in float32, and a product")
     table.add_row("buckets", _gib(m.buckets), "DeepSpeed's reduce_bucket_size")
-    if not samples:
+    if not plan.samples:
         table.add_row("together", _gib(m.update), "", style="bold")
         return table
     update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
@@ -112,11 +146,13 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
         else "with the learner's weights and optimizer"
     )
     table.add_row("rollout phase", _gib(m.rollout), kept, style="bold")
-    if card is not None and plan.is_on_gpu and not m.is_served:
+    if card is not None and card.is_gpu and not m.is_served:
         share = engine_share(plan.config)
         what = f"{share:g} of the card: its weights, CUDA graphs, and the cache in what is left"
-        table.add_row("engine's share", _gib(int(share * card)), what)
-        table.add_row("with that share", _gib(int(m.kept + share * card)), "the rollout phase, at most", style="bold")
+        table.add_row("engine's share", _gib(int(share * card.total)), what)
+        table.add_row(
+            "with that share", _gib(int(m.kept + share * card.total)), "the rollout phase, at most", style="bold"
+        )
     place = "on each server" if m.is_served else "on top"
     if shared > 1:
         place += ", each of its cards" if m.is_served else ", on each card"
@@ -124,7 +160,7 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
         "key-value cache",
         _gib(m.kv_cache),
         f"at most, {place}: "
-        f"{plan.responses_side_by_side} responses side by side at full length, "
+        f"{side_by_side(plan.config, plan.num_ranks)} responses side by side at full length, "
         f"{plan.kv_bytes_per_token / 1024:g} KiB a token; with less, some of them wait",
     )
     _add_host_rows(table, plan)
@@ -157,7 +193,8 @@ def _tokens_table(plan: DryRun) -> Table:
     prompts, responses = plan.max_prompt_tokens_per_step, plan.max_response_tokens_per_step
     times = f"{r.responses_per_prompt} times, with padded rows" if plan.is_padded else "once per group"
     table.add_row("prompts", f"{prompts:,}", f"{r.prompts_per_step} x {c.data.max_prompt_tokens:,}, {times}")
-    table.add_row("responses", f"{responses:,}", f"{plan.responses_per_step:,} x {r.max_tokens:,}")
+    count = r.prompts_per_step * r.responses_per_prompt
+    table.add_row("responses", f"{responses:,}", f"{count:,} x {r.max_tokens:,}")
     table.add_row("per rank", f"{(prompts + responses) // plan.num_ranks:,}", f"of {plan.num_ranks}")
     return table
 

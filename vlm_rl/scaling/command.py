@@ -22,7 +22,7 @@ from vlm_rl.scaling.divisions import Division, Workload, again, divide, plans, r
 from vlm_rl.scaling.lengths import LONGEST, MEAN, BatchLengths, groups_of_run, made_up, of_groups
 from vlm_rl.scaling.measured import MeasuredRun, measured_rates
 from vlm_rl.scaling.rates import (
-    Card,
+    CardSpeed,
     PhaseRates,
     assumed_rates,
     described,
@@ -150,7 +150,7 @@ def _draw_prompts(
         mean=mean,
         longest=config.rollout.max_tokens,
         longest_prompt=config.data.max_prompt_tokens,
-        has_image="tower" in plan.num_parameters_of,
+        has_image="tower" in plan.sizes.by_part,
     )
 
 
@@ -159,16 +159,16 @@ def _draw_prompts(
 
 def rows_of(plan: DryRun) -> Rows:
     """Return how a learner fills its rows."""
-    return Rows(plan.config.train.micro_batch_tokens, plan.hidden_size, plan.is_padded)
+    return Rows(plan.config.train.micro_batch_tokens, plan.sizes.config.get_text_config().hidden_size, plan.is_padded)
 
 
-def rates_of(plan: DryRun, card: Card) -> PhaseRates:
+def rates_of(plan: DryRun, card: CardSpeed) -> PhaseRates:
     """Return the assumed rates of a configuration."""
     config = plan.config
     passes = (plan.updates_per_step > 1) + (config.algorithm.kl_coef > 0)
     return assumed_rates(
         card,
-        parameters=plan.num_parameters_of["language_model"],
+        parameters=plan.sizes.by_part["language_model"],
         all_parameters=plan.num_parameters,
         kv_bytes=plan.kv_bytes_per_token * config.rollout.tensor_parallel,
         itemsize=plan.dtype.itemsize,
@@ -184,7 +184,7 @@ def _rates(
 ) -> tuple[PhaseRates, list[Line], MeasuredRun | None]:
     """Return the rates and each of their sources in words."""
     given = {"bandwidth": options.bandwidth, "operations": options.operations}
-    card = Card(**{name: value * 1e12 for name, value in given.items() if value is not None})
+    card = CardSpeed(**{name: value * 1e12 for name, value in given.items() if value is not None})
     rates = rates_of(plan, card)
     lines = [*described(card).items()]
     measured = None
@@ -216,7 +216,7 @@ def _rates(
     return rates, lines, measured
 
 
-def measure(run: RunDirectory, card: Card, *, ranks: int) -> MeasuredRun:
+def measure(run: RunDirectory, card: CardSpeed, *, ranks: int) -> MeasuredRun:
     """Return what a run on so many learner's ranks measured."""
     config = run.config()
     plan = dry_run(config, num_ranks=ranks)

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field, replace
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import engine_share, misfits
+from vlm_rl.planning.fits import SERVER_SHARE, Card, Need, engine_share, fits, server_need
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.steps import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
-SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; a server has the card alone
 PARTS = 8  # the servers get 1/8 to 7/8 of the cards
 EQUAL = 0.98  # of the most responses a second, where lengths are drawn at random, are as many
 _SAMPLE = 3  # mini-batches that are planned for each number of ranks
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,8 @@ class Division:
 class Workload:
     """What is divided: the work of some steps, and what each part of it takes."""
 
-    colocated: DryRun  # with memory_by_ranks of every number of cards
-    served: DryRun  # likewise of every number of learner's cards
+    colocated: DryRun
+    served: DryRun
     batches: Sequence[BatchLengths]
     rows: Rows
     rates: PhaseRates
@@ -145,8 +143,8 @@ def plans(config: Config, gpus: Sequence[int]) -> tuple[DryRun, DryRun]:
     ranks = sorted({count - servers for count in gpus for servers in server_cards(count, shared)} or {1})
     whole = [count for count in gpus if count % shared == 0] or [shared]
     return (
-        dry_run(config.model_copy(update={"rollout": together}), num_ranks=whole[0], ranks_shown=gpus),
-        dry_run(config.model_copy(update={"rollout": apart}), num_ranks=ranks[0], ranks_shown=ranks),
+        dry_run(config.model_copy(update={"rollout": together}), num_ranks=whole[0]),
+        dry_run(config.model_copy(update={"rollout": apart}), num_ranks=ranks[0]),
     )
 
 
@@ -200,32 +198,29 @@ def _measured(work: Workload, division: Division) -> Division:
 
 def _fitting(work: Workload, gpus: int, aheads: Sequence[int]) -> Iterator[Division]:
     """Yield the divisions with what does not fit in each."""
-    shared = work.served.config.rollout.tensor_parallel
+    shared, card = work.served.config.rollout.tensor_parallel, Card(work.card, work.card)
     if gpus % shared:
         yield Division(gpus, gpus, 0, 0, (f"rollout.tensor_parallel {shared} does not divide {gpus}",))
     else:
-        plan = replace(work.colocated, num_ranks=gpus, memory=work.colocated.memory_by_ranks[gpus])
+        plan = work.colocated.on(gpus)
         places = _places(work, plan, engine_share(plan.config))
-        yield Division(gpus, gpus, 0, 0, tuple(misfits(plan, work.card)), places)
+        yield Division(gpus, gpus, 0, 0, _faults(fits(plan, card).over), places)
     for servers in server_cards(gpus, shared):
         ranks = gpus - servers
-        plan = replace(work.served, num_ranks=ranks, memory=work.served.memory_by_ranks[ranks])
-        faults = [*misfits(plan, work.card), *_server_misfits(plan, work.card)]
+        plan = work.served.on(ranks)
+        server = server_need(plan, card)
+        faults = _faults([*fits(plan, card).over, *([server] if server.margin < 0 else [])])
         places = _places(work, plan, _server_share(plan))
         for ahead in sorted(set(aheads)) if not faults else [0]:
-            yield Division(gpus, ranks, servers, ahead, tuple(faults), places)
+            yield Division(gpus, ranks, servers, ahead, faults, places)
+
+
+def _faults(over: Sequence[Need]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(need.fault for need in over))
 
 
 def _server_share(plan: DryRun) -> float:
     return plan.config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
-
-
-def _server_misfits(plan: DryRun, card: float) -> Iterator[str]:
-    """Yield what does not fit on a server's card: its weights and the longest response."""
-    longest = plan.config.context_tokens
-    need = plan.memory.engine_weights + longest * plan.kv_bytes_per_token
-    if need > _server_share(plan) * card:
-        yield f"a server needs {need / _GIB:.1f} GiB a card for its weights and one response"
 
 
 def _places(work: Workload, plan: DryRun, share: float) -> int:

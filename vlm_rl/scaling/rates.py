@@ -24,7 +24,7 @@ WAKE = 1.0  # more where an engine sleeps during the update: ours
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CardSpeed:
     """What is assumed of a card and of what connects cards."""
 
     bandwidth: float = BANDWIDTH
@@ -44,7 +44,7 @@ class PhaseRates:
     zero_stage: int
     updates: int  # optimizer steps of a step
     passes: int  # forward passes before the updates: old log-probs, the reference's
-    card: Card
+    card: CardSpeed
     learner_scale: float = 1.0
     sync: float = SYNC
     wake: float = WAKE
@@ -77,7 +77,7 @@ class PhaseRates:
 
 
 def assumed_rates(
-    card: Card,
+    card: CardSpeed,
     *,
     parameters: int,
     all_parameters: int,
@@ -135,7 +135,7 @@ def with_learner_rate(rates: PhaseRates, tokens_a_second: float) -> PhaseRates:
     return replace(rates, update=seconds, forward=rates.forward * seconds / rates.update)
 
 
-def described(card: Card) -> Mapping[str, str]:
+def described(card: CardSpeed) -> Mapping[str, str]:
     """Return each assumption about a card in words, with its source."""
     return {
         "memory": f"{card.bandwidth / 1e12:g} TB/s (the H100 SXM's data sheet, unless given)",
