@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.scaling.fleet import Decoding, EngineFleet
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import CardSpeed, assumed_rates, with_decode_rate, with_learner_rate
-from vlm_rl.scaling.steps import Sides, simulate
+from vlm_rl.scaling.simulator import Decoding, EngineFleet, Sides, simulate
 
 PROMPTS, RESPONSES = 8, 2
 CONSTANT = BatchLengths([1] * PROMPTS, [[10] * RESPONSES] * PROMPTS)  # 16 responses of 10 tokens
@@ -27,9 +26,9 @@ numbers = st.integers(1, 5)
 
 
 def fleet_of(
-    decoding: Decoding, *, engines: int, places: int, room: int | None = None, ranks: int = 1
+    decoding: Decoding, *, engines: int, places: int, ranks: int = 1, is_served: bool = False, ahead: int = 0
 ) -> EngineFleet:
-    return EngineFleet(decoding, engines=engines, places=places, ranks=ranks, room=room, size=RESPONSES)
+    return EngineFleet(decoding, Sides(engines, ranks, places, is_served, ahead), size=RESPONSES)
 
 
 # -- by hand -----------------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ def test_who_finds_no_place_waits() -> None:
 
 def test_servers_are_given_whole_groups() -> None:
     """Two servers with room for a group each: 5 and 2 steps; the third group goes to the second server, to step 6."""
-    fleet = fleet_of(Decoding(1.0, 0.0, 0.0), engines=2, places=2, room=2)
+    fleet = fleet_of(Decoding(1.0, 0.0, 0.0), engines=2, places=2, is_served=True, ahead=1)
     fleet.begin(0, BatchLengths([1] * 3, [[5, 1], [2, 2], [4, 4]]), 0.0)
     assert fleet.wait(0) == 6.0
 
@@ -160,7 +159,7 @@ def test_what_every_simulation_keeps(
 
 @given(batch=batches.map(lambda drawn: drawn[0]), decoding=decodings, engines=numbers, places=st.integers(2, 20))
 def test_every_token_is_drawn_once(batch, decoding, engines, places) -> None:
-    fleet = fleet_of(decoding, engines=engines, places=places, room=places, ranks=2)
+    fleet = fleet_of(decoding, engines=engines, places=places, ranks=2, is_served=True, ahead=1)
     fleet.begin(0, batch, 0.0)
     fleet.pause(5.0, 1.0)
     fleet.begin(1, batch, 7.0)

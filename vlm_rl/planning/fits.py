@@ -201,15 +201,19 @@ def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
 
 def server_need(plan: DryRun, card: Card) -> Need:
     """Return what a rollout server needs of a card like this, which it has alone."""
-    share = plan.config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
     needed = plan.memory.engine_weights + ENGINE_OVERHEAD + _room(plan, 1)
     fault = f"a server needs {gib(needed)} a card for its weights and one response"
-    return Need("server", needed, share * card.total, fault)
+    return Need("server", needed, server_share(plan.config) * card.total, fault)
 
 
 def engine_share(config: Config) -> float:
     """Return the share of a card that vLLM takes, weights and CUDA graphs included."""
     return config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE)
+
+
+def server_share(config: Config) -> float:
+    """Return the share of a card that a rollout server takes, which has it alone."""
+    return config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
 
 
 def card_of(gigabytes: float | None, plan: DryRun) -> Card | None:

@@ -5,11 +5,10 @@
     rates       the seconds of a decode step, an update, a sync, from assumptions about a card
     measured    those of a run
     update      what an update costs on a number of ranks, by the learner's own planner
-    fleet       engines that draw groups of responses, from one response's end to the next
-    steps       the steps of a run, colocated or on servers
+    simulator   the steps of a run, colocated or on servers, from one response's end to the next
 
 Private to this room: divisions (which there are, which fit, what each brings) and answers (table, advice, plot).
 """
 
-__all__ = ["command", "fleet", "lengths", "measured", "rates", "steps", "update"]
+__all__ = ["command", "lengths", "measured", "rates", "simulator", "update"]
 _USES = ["learner", "model_files", "planning", "report", "run", "samplers"]

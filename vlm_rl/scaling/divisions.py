@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import SERVER_SHARE, Card, Need, engine_share, fits, server_need
+from vlm_rl.planning.fits import Card, Need, engine_share, fits, server_need, server_share
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
-from vlm_rl.scaling.steps import Pace, Sides, simulate
+from vlm_rl.scaling.simulator import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 PARTS = 8  # the servers get 1/8 to 7/8 of the cards
@@ -210,17 +210,13 @@ def _fitting(work: Workload, gpus: int, aheads: Sequence[int]) -> Iterator[Divis
         plan = work.served.on(ranks)
         server = server_need(plan, card)
         faults = _faults([*fits(plan, card).over, *([server] if server.margin < 0 else [])])
-        places = _places(work, plan, _server_share(plan))
+        places = _places(work, plan, server_share(plan.config))
         for ahead in sorted(set(aheads)) if not faults else [0]:
             yield Division(gpus, ranks, servers, ahead, faults, places)
 
 
 def _faults(over: Sequence[Need]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(need.fault for need in over))
-
-
-def _server_share(plan: DryRun) -> float:
-    return plan.config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
 
 
 def _places(work: Workload, plan: DryRun, share: float) -> int:

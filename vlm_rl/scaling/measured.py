@@ -16,7 +16,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.lengths import BatchLengths, lengths_of_step
 from vlm_rl.scaling.rates import PhaseRates
-from vlm_rl.scaling.steps import Pace, Sides, simulate
+from vlm_rl.scaling.simulator import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 LEARNER_PHASES = ("image_features", "old_logprobs", "reference_logprobs", "update")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vlm_rl.scaling.fleet import Decoding
+from vlm_rl.scaling.simulator import Decoding
 
 BANDWIDTH = 3.35e12  # bytes a second of a card's memory: NVIDIA's data sheet of the H100 SXM
 OPERATIONS = 400e12  # a second, in bfloat16 products: ours, 40 % of that data sheet's 989e12

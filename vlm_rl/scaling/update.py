@@ -13,39 +13,6 @@ from vlm_rl.scaling.lengths import BatchLengths
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedUpdate:
-    """The cost of a mini-batch on its ranks; a token costs 1."""
-
-    ranks: int
-    rows: int  # of each rank
-    useful: float  # of the whole mini-batch, every prompt once
-    computed: float  # of all ranks, with repeated prompts and padding
-    slowest: float  # of the slowest rank of each row, all rows together
-    busiest: float  # of the rank that has most to do
-    longest: float  # of the most expensive response behind its prompt, which no plan cuts
-
-    @property
-    def efficiency(self) -> float:
-        """Return the useful share of the ranks' time where they wait for each other at every row."""
-        return self.useful / (self.ranks * self.slowest)
-
-    @property
-    def efficiency_of_one_wait(self) -> float:
-        """Return the same where they wait once a step, as under ZeRO 0 and 1."""
-        return self.useful / (self.ranks * self.busiest)
-
-    @property
-    def bound(self) -> float:
-        """Return the efficiency that no plan can exceed."""
-        return min(1.0, self.useful / (self.ranks * self.longest))
-
-    @property
-    def repeated(self) -> float:
-        """Return the share of repeated prompts and padding in what is computed."""
-        return 1 - self.useful / self.computed
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
     """How a learner fills its rows."""
 
@@ -59,35 +26,14 @@ class Rows:
         return 1 / (6 * self.hidden_size)
 
 
-def plan_update(batch: BatchLengths, rows: Rows, *, ranks: int) -> PlannedUpdate:
-    """Plan one mini-batch as the learner does."""
-    costs_of = partial(row_costs, batch.prompts, batch.responses, pair_cost=rows.pair_cost, padded=rows.padded)
-    plan = plan_rows(
-        batch.prompts,
-        batch.responses,
-        budget=rows.budget,
-        num_ranks=ranks,
-        pair_cost=rows.pair_cost,
-        padded=rows.padded,
-    )
-    costs = costs_of(plan)
-    single = costs_of([[[Chunk(g, (i,))] for g, lengths in enumerate(batch.responses) for i in range(len(lengths))]])
-    return PlannedUpdate(
-        ranks=ranks,
-        rows=len(plan[0]),
-        useful=useful_cost(batch, rows),
-        computed=sum(map(sum, costs)),
-        slowest=sum(map(max, zip(*costs, strict=True))),
-        busiest=max(map(sum, costs)),
-        longest=max(single[0]),
-    )
-
-
 def useful_cost(batch: BatchLengths, rows: Rows) -> float:
     """Return what a batch costs with every prompt once, or with padded rows once for each response."""
     whole = [[[Chunk(group, tuple(range(len(lengths))))] for group, lengths in enumerate(batch.responses)]]
-    costs = row_costs(batch.prompts, batch.responses, whole, pair_cost=rows.pair_cost, padded=rows.padded)
-    return sum(costs[0])
+    return sum(_costs(batch, rows, whole)[0])
+
+
+def _costs(batch: BatchLengths, rows: Rows, plan: Sequence[Sequence[Sequence[Chunk]]]) -> Sequence[Sequence[float]]:
+    return row_costs(batch.prompts, batch.responses, plan, pair_cost=rows.pair_cost, padded=rows.padded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +54,15 @@ class UpdateTime:
             ranks: of the learner.
             waits_at_rows: ranks wait for each other at every row, as under ZeRO 2 and 3, and not once a step.
         """
-        plans = [plan_update(batch, rows, ranks=ranks) for batch in sample]
-        shares = [plan.efficiency if waits_at_rows else plan.efficiency_of_one_wait for plan in plans]
-        return cls(ranks, fmean(shares), fmean(plan.rows for plan in plans))
+        shares, counts = [], []
+        for batch in sample:
+            plan_of = partial(plan_rows, batch.prompts, batch.responses, budget=rows.budget, num_ranks=ranks)
+            plan = plan_of(pair_cost=rows.pair_cost, padded=rows.padded)
+            costs = _costs(batch, rows, plan)
+            slowest = sum(map(max, zip(*costs, strict=True))) if waits_at_rows else max(map(sum, costs))
+            shares.append(useful_cost(batch, rows) / (ranks * slowest))
+            counts.append(len(plan[0]))
+        return cls(ranks, fmean(shares), fmean(counts))
 
     def cost_per_rank(self, useful: float) -> float:
         """Return what a batch of this useful cost costs the slowest rank."""
