@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,24 +28,16 @@ from tests.helpers.toy_runs import (
     metrics_of,
     rollouts_of,
 )
-from vlm_rl import collecting
-from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.collecting import belief_after, collect, with_advantages
 from vlm_rl.config import Config, parse_config
-from vlm_rl.data.carry_over import begin
-from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import EXIT_STOPPED
-from vlm_rl.hadw import Belief
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import read_manifest
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
-from vlm_rl.session.recorder import Timings
 from vlm_rl.train import weigh
-from vlm_rl.types import Group
 
 # the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {
@@ -311,59 +303,6 @@ def test_hadw_scales_the_advantages(run: RunDirectory, one_batch_run: RunDirecto
         assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
 
 
-ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dynamic sampling, of groups, of rewards
-
-
-def session_of(rounds: list[list[Group]], ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what a step needs to collect these groups, round by round."""
-    drawn, graded = iter(rounds), iter(rounds)
-    monkeypatch.setattr(
-        collecting, "draw_groups", lambda *_: [begin(group.problem, 9, responses=4) for group in next(drawn)]
-    )
-    monkeypatch.setattr(
-        collecting, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
-    )
-    return SimpleNamespace(
-        algorithm=ALGORITHMS["dapo"],
-        config=parse_config(
-            {
-                "out": "x",
-                "model": {"path": "m"},
-                "data": {"train": ["d"]},
-                "algorithm": {"name": "dapo", "max_sampling_rounds": 2},
-                "rollout": {"prompts_per_step": 2},
-                "train": {"mini_batch_prompts": 2},
-            }
-        ),
-        ledger=ledger,
-        in_progress=(),
-        ahead=(),
-        builder=None,
-        next_prompts=None,
-        step=0,
-        belief=Belief(),
-        recorder=SimpleNamespace(note=lambda _: None),
-    )
-
-
-def test_the_belief_counts_what_dynamic_sampling_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 of 4 right (dropped), 1 of 4 (kept), then 0 of 4 in the second round (dropped): 5 of 12."""
-    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in ROUNDS]
-    ledger = Ledger(drawn=3)
-    batch = collect(session_of(groups, ledger, monkeypatch), cast(Timings, None))
-    assert batch.belief.ability == pytest.approx(5 / 12)
-    assert [group.rewards for group in batch.groups] == [groups[0][1].rewards]
-    assert ledger.skipped == {"all_right": 1, "all_wrong": 1}
-
-
-@pytest.mark.parametrize("drawn", [2, 4])
-def test_a_prompt_that_was_lost_ends_the_step(monkeypatch: pytest.MonkeyPatch, drawn: int) -> None:
-    """Three groups come back: one too many, or one too few."""
-    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in ROUNDS]
-    with pytest.raises(RuntimeError, match=rf"does not close: {drawn} drawn, 3 accounted for"):
-        collect(session_of(groups, Ledger(drawn=drawn), monkeypatch), cast(Timings, None))
-
-
 @pytest.mark.parametrize(("masked", "tokens"), [(False, 2 + 3), (True, 3)])
 def test_what_is_dropped_or_filtered_counts_no_token(masked: bool, tokens: int) -> None:
     """`token` aggregation: 1 over the tokens that count. The one of 5 is dropped, the one of 2 was cut off."""
@@ -377,43 +316,6 @@ def test_what_is_dropped_or_filtered_counts_no_token(masked: bool, tokens: int) 
     )
     weights_PG = weigh(s, [replace(group, rewards=rewards)])
     assert weights_PG[0, 2] == pytest.approx(1 / tokens)
-
-
-def hadw_session(**hadw: Any) -> Any:
-    algorithm = {"name": "grpo", "hadw": {"enabled": True, **hadw}}
-    tree = {"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": algorithm}
-    return SimpleNamespace(
-        algorithm=ALGORITHMS["grpo"], config=parse_config(tree), belief=Belief(ability=0.5, num_steps=1)
-    )
-
-
-def test_a_step_without_groups_has_no_hadw_metrics() -> None:
-    """HA-DW's metrics are those of the step: none where dynamic sampling keeps nothing."""
-    s = hadw_session()
-    group = make_group([4, 4, 4, 4], [RIGHT, WRONG, WRONG, WRONG], [0, 0, 0, 0])  # hard: .25 is below .5
-    (weighed,), metrics = with_advantages(s, [group], s.belief)
-    assert metrics.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
-    assert with_advantages(s, [], s.belief) == ([], {})
-
-
-def test_the_published_code_of_hadw_takes_total_rewards_and_the_present_batch() -> None:
-    """Rewards 1.5, 0, 0, 0 and a dropped one: mean .375, against a belief of .5 and of .375 with this batch.
-
-    The paper's rule sees the pass rate .25 and the belief before: 1.3 exp(.25). The code: 1.5 exp(0).
-    """
-    s = hadw_session(variant="published_code", window=1)
-    group = make_group([4] * 5, [RIGHT, WRONG, WRONG, WRONG, RIGHT], [0.0] * 5)
-    rewards = (*group.rewards[:4], replace(group.rewards[4], dropped=True))
-    group = replace(group, rewards=rewards)
-    belief = belief_after(s, rewards)
-    assert belief.ability == pytest.approx(0.375)
-    (plain,) = compute_advantages("group_norm", np.array([[1.5, 0, 0, 0]]))
-    (weighed,), _ = with_advantages(s, [group], belief)
-    assert weighed.advantages_G == pytest.approx([*(1.5 * plain), 0])
-    s = hadw_session()
-    (weighed,), _ = with_advantages(s, [group], belief_after(s, rewards))
-    gap = np.array([1, -1, -1, -1]) * 0.25
-    assert weighed.advantages_G == pytest.approx([*(1.3 * plain * np.exp(gap)), 0])
 
 
 @pytest.mark.slow

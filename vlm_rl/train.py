@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_rl.collecting import RolloutBatch, begin_ahead, building_next_prompts, collect
 from vlm_rl.config import Config
-from vlm_rl.data.prompts import PromptCache, rope_positions
+from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.rollouts.collect import RolloutBatch, collect
 from vlm_rl.run.lock import RunLock
 from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
@@ -48,8 +48,6 @@ def train(config: Config, *, resume: bool = False) -> None:
     with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s, s.checkpoints:
         s.sync_weights()
         s.stop_if_asked(s.state())
-        for stored in s.ahead:
-            s.begin(stored, PromptCache(s.builder))
         evaluate_if_due(s)
         while s.step < config.train.steps:
             train_step(s)
@@ -60,18 +58,18 @@ def train_step(s: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = s.state(), Timings(s.recorder.phase)
     try:
-        batch = collect(s, timings)
+        batch = collect(s.collecting, step=s.step, belief=s.belief, phase=timings.phase)
     except ServersGoneError as error:
         s.ask_to_stop(error)
         s.stop_if_asked(before)
         raise
     s.stop_if_asked(before)  # abandons this step and saves its beginning
-    begin_ahead(s, timings)
+    beside_update = s.source.begin(s.step, timings.phase)
     parts = split(batch.groups, s.config.train.mini_batch_prompts)
     weights = [weigh(s, part) for part in parts]
     mini_batches = [pack(s, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
     s.give_card_to_learner()
-    with building_next_prompts(s):
+    with beside_update:
         results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
         s.sync_weights()

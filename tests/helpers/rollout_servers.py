@@ -21,11 +21,11 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from tests.helpers.served import free_port, wait_for_status
 from tests.helpers.toy_runs import Toys, clean_environment, toy_problem
 from vlm_rl.config import ModelConfig
-from vlm_rl.data.carry_over import begin
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.learner.loading import policy_of
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.self_check import group_of
+from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
@@ -139,7 +139,7 @@ def served_fleet(toys: Toys, folder: Path, *, servers: int = 2, **rollout: Any) 
 
 def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int, params: SamplingParams) -> None:
     """Let the servers begin the batch of a step, with a group for each prompt of the fleet."""
-    groups = [begin(toy_problem(index, "train", 12), 1, responses=params.responses) for index in range(8)]
+    groups = [empty_group(toy_problem(index, "train", 12), 1, responses=params.responses) for index in range(8)]
     sampler.begin(SampleRequest(fleet.prompts, params, seed=1, step=step, begun=[group.rollouts for group in groups]))
 
 

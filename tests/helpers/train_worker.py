@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import count
 from multiprocessing import Pipe, get_context
@@ -47,6 +47,7 @@ from vlm_rl.learner import saving
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.learner.learner import Learner
+from vlm_rl.rollouts.ahead import Ahead
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest
@@ -242,14 +243,15 @@ def raise_in(phase: str, step: int, rank: int) -> None:
 
 def finish_batches_first() -> None:
     """Let a step train only once the batches of later steps are drawn: each is then of one version, in every run."""
-    begin_ahead = loop.begin_ahead
+    begin = Ahead.begin
 
-    def waiting(s: Any, timings: Any) -> None:
-        begin_ahead(s, timings)
-        while any(None in s.sampler.sampled(batch.step) for batch in s.ahead):
+    def waiting(self: Ahead, step: int, phase: Any) -> AbstractContextManager[None]:
+        beside_update = begin(self, step, phase)
+        while any(None in self._sampler.sampled(batch.step) for batch in self.batches):
             time.sleep(0.01)
+        return beside_update
 
-    loop.begin_ahead = waiting
+    Ahead.begin = waiting
 
 
 def kill_servers(of_step: dict[str, int], hung: Sequence[str] = ()) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
 from tests.helpers.toy_runs import assert_sound, rollouts_of, toy_problem
-from vlm_rl.data.ahead import load_batches
 from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.rollouts.ahead import load_batches
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError

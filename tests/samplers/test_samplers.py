@@ -21,10 +21,10 @@ from transformers import AutoModelForImageTextToText
 from tests.helpers.groups import load_reference, own_inputs
 from tests.helpers.images import noise_png
 from tests.helpers.videos import LONG, SHORT, video_problem
-from vlm_rl.data.carry_over import begin
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
@@ -172,7 +172,7 @@ def same(first: list[list[Rollout]], second: list[list[Rollout]]) -> bool:
 
 def not_begun(prompts: list[Prompt], responses: int) -> list[tuple[Rollout, ...]]:
     problems = [Problem(prompt.problem_id, "", (), "", "text") for prompt in prompts]
-    return [begin(problem, 1, responses=responses).rollouts for problem in problems]
+    return [empty_group(problem, 1, responses=responses).rollouts for problem in problems]
 
 
 def draw_on(sampler: Sampler, prompts: list[Prompt], begun: Any, *, step: int, enough: int) -> tuple[list, list[int]]:

@@ -1,7 +1,5 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
-    ahead              batches that are drawn while earlier ones train
-    carry_over         groups that one step begins and a later one ends
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
     order              the order of prompts, and the ledger that accounts for each of them
@@ -15,8 +13,6 @@ torch; so does loading a set, where one rank checks for all.
 """
 
 __all__ = [
-    "ahead",
-    "carry_over",
     "golds",
     "images",
     "order",

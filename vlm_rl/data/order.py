@@ -66,10 +66,9 @@ class Ledger:
         """Return the counts for a checkpoint."""
         return {"drawn": self.drawn, "trained": self.trained, "skipped": dict(self.skipped)}
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Ledger:
-        """Return the ledger of a checkpoint."""
-        return cls(state["drawn"], state["trained"], Counter(state["skipped"]))
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the counts of a checkpoint."""
+        self.drawn, self.trained, self.skipped = state["drawn"], state["trained"], Counter(state["skipped"])
 
     def metrics(self) -> Iterator[tuple[str, float]]:
         """Yield (name, value) of the metrics data/*."""

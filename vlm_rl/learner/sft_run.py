@@ -284,7 +284,7 @@ class _SftRun:
         restore_learner(self.learner, folder, state)
         self.step = state["step"]
         self.order.cursor = state["cursor"]
-        self.ledger = Ledger.restored(state["ledger"])
+        self.ledger.restore(state["ledger"])
 
     def _on_sigterm(self, *_: object) -> None:
         self.stop_requested = True

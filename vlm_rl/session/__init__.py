@@ -7,4 +7,4 @@ periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 
 __all__ = ["periodic_evaluation", "preflight", "recorder", "session"]
-_USES = ["data", "evaluation", "grading", "learner", "model_files", "rewards", "run", "samplers"]
+_USES = ["data", "evaluation", "grading", "learner", "model_files", "rewards", "rollouts", "run", "samplers"]

@@ -18,7 +18,7 @@ from vlm_rl.learner.loading import check_whole, policy_of
 from vlm_rl.learner.policy import load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.model_files.model_folder import check_model_folder
-from vlm_rl.samplers.base import InProcessSampler
+from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.remote.serve import token_path
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
@@ -65,7 +65,7 @@ def load_sampler(
     learner: Learner,
     is_stopped: Callable[[], bool],
     note: Callable[[str], None],
-) -> InProcessSampler | ServerSampler:
+) -> Sampler:
     """Start the engine of rollout.sampler, or prepare the client of rollout.servers.
 
     Args:

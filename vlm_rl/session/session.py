@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -17,12 +17,9 @@ from typing import Any
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
-from vlm_rl.data.ahead import BatchAhead, load_batches, save_batches
-from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_groups
 from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.prompts import PromptCache
 from vlm_rl.data.sets import contaminated_sources, set_digests
-from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
+from vlm_rl.distributed import all_gather, from_main, init_ranks, rank, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
@@ -41,18 +38,28 @@ from vlm_rl.learner.saving import (
 )
 from vlm_rl.model_files.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.rewards.reward import RewardFunction
+from vlm_rl.rollouts.collect import Collecting
+from vlm_rl.rollouts.sampling import GroupSampling, SourceState
+from vlm_rl.rollouts.source import make_source
 from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
-from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
-from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.session.preflight import check_resumable
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.weight_sync import WeightSync, other_setting
-from vlm_rl.types import Prompt, Rollout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionState:
+    """What a checkpoint holds besides weights and optimizer."""
+
+    info: Mapping[str, Any]  # JSON, for its manifest
+    source: SourceState
 
 
 class Session:
@@ -149,11 +156,13 @@ class Session:
         self.ledger = Ledger()
         hadw = config.algorithm.hadw
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
-        self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
-        self.ahead: tuple[BatchAhead, ...] = ()  # the batches of later steps that are begun, the next one first
-        self.next_prompts = PromptCache(self.builder)  # of the step that is collected next
-        self.prompts_ahead: dict[int, PromptCache] = {}  # of these batches, by step
-        self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
+        self.source = make_source(
+            GroupSampling(config, self.sampling, self.problems, self.builder, self.reward, self.order, self.ledger),
+            self.sampler,
+        )
+        self.collecting = Collecting(
+            config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
+        )
         if checkpoint:
             self._restore(*checkpoint)
 
@@ -232,9 +241,10 @@ class Session:
 
     # -- saving and restoring ------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Return all that a resume needs besides weights and optimizer; JSON except for `in_progress` and `ahead`."""
-        return {
+    def state(self) -> SessionState:
+        """Return all that a resume at this moment needs besides weights and optimizer."""
+        source = self.source.state()
+        info = {
             "step": self.step,
             "cursor": self.order.cursor,
             "ledger": self.ledger.state(),
@@ -247,21 +257,18 @@ class Session:
             "data": set_digests(self.config.data.train),
             "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
-            "versions": self.versions,
-            "in_progress": self.in_progress,
-            "ahead": self.ahead,
+            **source.info,
         }
+        return SessionState(info, source)
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.give_card_to_learner()
         restore_learner(self.learner, folder, state)
         self.step = self.saved_step = state["step"]
         self.order.cursor = state["cursor"]
-        self.ledger = Ledger.restored(state["ledger"])
+        self.ledger.restore(state["ledger"])
         self.belief = Belief.restored(state["belief"])
-        self.in_progress = load_groups(folder / "learner" / FILE, self.problems)
-        self.versions = tuple(state.get("versions", (self.learner.num_updates,)))
-        self.ahead = load_batches(folder / "learner", self.problems)
+        self.source.restore(folder, state)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every checkpoint.every steps and after the last one."""
@@ -270,26 +277,10 @@ class Session:
             self.save(self.state())
             self.recorder.add_metrics(self.step, {"timing/save": time.perf_counter() - begun})
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: SessionState) -> None:
         """Write a checkpoint of the current weights with this state (`CheckpointWriter.save`)."""
-        info = {key: value for key, value in state.items() if key not in ("in_progress", "ahead")}
-        batches = [self._as_drawn(batch) for batch in state["ahead"]]
-
-        def add_groups(folder: Path) -> None:
-            save_groups(state["in_progress"], folder / "learner" / FILE)
-            save_batches(batches, folder / "learner")
-
-        self.checkpoints.save(info, add_files=add_groups)
-        self.saved_step = state["step"]
-
-    def _as_drawn(self, batch: BatchAhead) -> BatchAhead:
-        """Return a batch with the groups that are done by now, of all ranks."""
-        assert isinstance(self.sampler, ServerSampler)
-        groups = [
-            group if rollouts is None else replace(group, rollouts=tuple(rollouts))
-            for group, rollouts in zip(batch.groups, gather_shares(self.sampler.sampled(batch.step)), strict=True)
-        ]
-        return replace(batch, groups=tuple(groups))
+        self.checkpoints.save(state.info, add_files=self.source.files(state.source))
+        self.saved_step = state.info["step"]
 
     def _best_step(self) -> int | None:
         """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
@@ -301,51 +292,10 @@ class Session:
 
     # -- what a step asks of the session -------------------------------------------------------------
 
-    def draw_on(
-        self, groups: Sequence[GroupInProgress], prompts: Sequence[Prompt], *, enough: int, on_group: OnGroup
-    ) -> list[list[Rollout]]:
-        """Draw this rank's groups on until `enough` are done: all of them, unless rollout.carry_over is set.
-
-        The oldest groups, which are the last, get the first places in the engine: see
-        InProcessSampler.generate_until.
-
-        Args:
-            groups: of this rank, with the responses so far.
-            prompts: of the groups.
-            enough: groups to wait for.
-            on_group: called with (index, rollouts) for the groups that count.
-        """
-        request = SampleRequest(prompts, self.sampling, seed=self.config.seed, step=self.step, together=True)
-        if self.config.rollout.carry_over is None:
-            return self.sampler.generate(request, on_group=on_group)
-        assert not isinstance(self.sampler, ServerSampler)
-        last = len(groups) - 1
-        rollouts = self.sampler.generate_until(
-            replace(request, prompts=prompts[::-1], begun=[group.rollouts for group in groups[::-1]]),
-            enough=enough,
-            on_group=lambda index, group: on_group(last - index, group),
-        )
-        return rollouts[::-1]
-
-    def begin(self, batch: BatchAhead, prompts: PromptCache) -> None:
-        """Let the servers draw the batch of a later step; `take` waits for it."""
-        assert isinstance(self.sampler, ServerSampler)
-        mine = share(batch.groups)
-        asked, begun = [group.asked(prompts) for group in mine], [group.rollouts for group in mine]
-        self.prompts_ahead[batch.step] = prompts
-        self.sampler.begin(SampleRequest(asked, self.sampling, seed=self.config.seed, step=batch.step, begun=begun))
-
-    def take(self, on_group: OnGroup) -> list[list[Rollout]]:
-        """Return this rank's groups of the batch that was begun for this step, once all of them are done."""
-        assert isinstance(self.sampler, ServerSampler)
-        return self.sampler.take(self.step, on_group)
-
     def end_step(self) -> None:
         """Count a step, whose update the sampler has been given."""
-        if isinstance(self.sampler, ServerSampler):
-            self.sampler.forget(self.step)
+        self.source.end_step(self.step)
         self.step += 1
-        self.versions = (*self.versions, self.learner.num_updates)[-1 - self.config.rollout.ahead :]
 
     def give_card_to_sampler(self) -> None:
         """Make room for an engine that is about to start or wake, if rollout.offload_optimizer asks for it."""
@@ -385,7 +335,7 @@ class Session:
         skipped = float(self.learner.guard.num_skipped)
         return {"epoch": self.order.epoch, "steps/skipped": skipped, **dict(self.ledger.metrics()), **belief}
 
-    def stop_if_asked(self, state: Mapping[str, Any]) -> None:
+    def stop_if_asked(self, state: SessionState) -> None:
         """Save this state, unless its step is saved already, and raise StoppedError if any rank received SIGTERM.
 
         Otherwise commit an asynchronous save that all ranks have written. Raises UserError where another machine has
@@ -397,12 +347,12 @@ class Session:
         self.checkpoints.finish(wait=stops)
         if not stops:
             return
-        if state["step"] != self.saved_step:  # a folder of this step may be a damaged one that was passed over
+        if state.info["step"] != self.saved_step:  # a folder of this step may be a damaged one that was passed over
             self.save(state)
             self.checkpoints.finish()
         if rank() == 0:
             command = resume_command(self.run.path)
-            print(f"{self.stop_reason} after step {state['step']}; resume with: {command}", flush=True)
+            print(f"{self.stop_reason} after step {state.info['step']}; resume with: {command}", flush=True)
         raise StoppedError
 
     def _is_stopped(self) -> bool:

@@ -1,8 +1,4 @@
-"""Groups that one step begins and a later one ends: rollout.carry_over (docs/performance.md).
-
-A step trains on the first prompts_per_step groups that are done. The others are in progress: they continue in the
-next step, behind the tokens they have, and are part of the checkpoint.
-"""
+"""Groups whose responses are not all there yet, in memory and in the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.types import Group, Problem, Prompt, Rollout
+from vlm_rl.types import Problem, Prompt, Rollout
 
-FILE = "groups_in_progress.parquet"
-_COLUMNS = {  # of a rollout; its experts are never carried over, since replay_routing refuses it
+_COLUMNS = {  # of a rollout; its experts are never stored, since replay_routing refuses what would need them
     "problem_id": pa.string(),
     "index": pa.int64(),
     "ids": pa.list_(pa.int32()),
@@ -34,12 +29,12 @@ _SCHEMA = pa.schema({"prompt_tokens": pa.int64(), "epoch": pa.int64()} | _COLUMN
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupInProgress:
-    """A prompt whose responses are being drawn."""
+    """A prompt whose responses are being sampled."""
 
     problem: Problem
     prompt_tokens: int
     rollouts: tuple[Rollout, ...]  # all G; before the first token they are empty and "unfinished"
-    epoch: int = 0  # in which the prompt was drawn
+    epoch: int = 0  # in which the prompt was taken
 
     def asked(self, prompts: PromptCache) -> Prompt:
         """Return the prompt as a sampler gets it."""
@@ -47,8 +42,8 @@ class GroupInProgress:
         return replace(prompt, epoch=self.epoch) if self.epoch else prompt
 
 
-def begin(problem: Problem, prompt_tokens: int, *, responses: int, epoch: int = 0) -> GroupInProgress:
-    """Return a group of which nothing is drawn."""
+def empty_group(problem: Problem, prompt_tokens: int, *, responses: int, epoch: int = 0) -> GroupInProgress:
+    """Return a group without a token."""
     ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
     rollouts = (Rollout(problem.id, index, ids, logprobs, "", "unfinished", 0) for index in range(responses))
     return GroupInProgress(problem, prompt_tokens, tuple(rollouts), epoch)
@@ -82,32 +77,3 @@ def load_groups(path: Path, problems: Iterable[Problem]) -> tuple[GroupInProgres
             groups.append(GroupInProgress(by_id[row["problem_id"]], prompt_tokens, tuple(rollouts), epoch))
             rollouts = []
     return tuple(groups)
-
-
-def mixed(groups: Sequence[Group], *, seed: int, step: int) -> list[Group]:
-    """Return the groups in a random order: else the oldest, which are long, would be a mini-batch of their own."""
-    order = np.random.Generator(np.random.Philox(key=[seed, step])).permutation(len(groups))
-    return [groups[index] for index in order]
-
-
-def carry_metrics(
-    groups: Sequence[Group], in_progress: Sequence[GroupInProgress], *, version: int
-) -> dict[str, float]:
-    """Return how much of the batch earlier weights drew, and what is left to the next step.
-
-    Args:
-        groups: those that the step trains on.
-        in_progress: those that the next step continues.
-        version: the policy version of the step; a token's age is in optimizer steps.
-    """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    ages = [version - rollout.versions_R for rollout in rollouts]
-    tokens = np.concatenate([*ages, np.zeros(0, np.int64)])
-    return {
-        "carry_over/groups": float(len(in_progress)),
-        "carry_over/unfinished": float(sum(r.stop_reason == "unfinished" for g in in_progress for r in g.rollouts)),
-        "carry_over/older_responses": float(np.mean([age.max() > 0 for age in ages])) if ages else 0.0,
-        "carry_over/older_tokens": float((tokens > 0).mean()) if len(tokens) else 0.0,
-        "carry_over/age_mean": float(tokens.mean()) if len(tokens) else 0.0,
-        "carry_over/age_max": float(tokens.max(initial=0)),
-    }

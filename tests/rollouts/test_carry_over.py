@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,27 +15,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.groups import bare_prompt
+from tests.helpers.sources import PROBLEMS, no_phase, sampling_of
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.collecting import collect
 from vlm_rl.config import parse_config
-from vlm_rl.data.carry_over import FILE, GroupInProgress, begin, carry_metrics, load_groups, save_groups
-from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.prompts import PromptCache
+from vlm_rl.data.order import PromptOrder
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.losses import policy_loss
+from vlm_rl.rollouts.carry_over import FILE, carry_metrics
+from vlm_rl.rollouts.collect import Collecting, collect
+from vlm_rl.rollouts.groups import GroupInProgress, empty_group, load_groups, save_groups
+from vlm_rl.rollouts.source import make_source
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.base import OnGroup, SampleRequest
 from vlm_rl.samplers.partial_batch import PartialBatch
-from vlm_rl.session.recorder import Timings
 from vlm_rl.train import check_gap
-from vlm_rl.types import Grade, Group, LossInputs, Problem, Reward, Rollout
+from vlm_rl.types import Group, LossInputs, Rollout
 
-RIGHT, WRONG = (Grade(verdict, None, "test", "") for verdict in ("correct", "wrong"))
-PROBLEMS = [Problem(str(index), "", (), "", "text") for index in range(12)]
 SMALL = {"rollout": {"prompts_per_step": 3, "carry_over": 0.5}, "train": {"mini_batch_prompts": 2, "steps": 7}}
 
 
@@ -117,7 +115,7 @@ def test_groups_in_progress_come_back_as_they_were(tmp_path: Path) -> None:
         GroupInProgress(
             PROBLEMS[3], 17, (replace(older, problem_id="3"), replace(rollout(2), problem_id="3", index=1))
         ),
-        begin(PROBLEMS[5], 4, responses=2, epoch=3),
+        empty_group(PROBLEMS[5], 4, responses=2, epoch=3),
     ]
     save_groups(groups, tmp_path / "groups.parquet")
     again = load_groups(tmp_path / "groups.parquet", PROBLEMS)
@@ -140,18 +138,21 @@ def test_without_groups_nothing_is_written(tmp_path: Path) -> None:
 class Lengths:
     """Stands for an engine: a response is as long as was said; all of them gain a token at a time."""
 
+    policy_version = 0
+
     def __init__(self, lengths: dict[tuple[str, int], int], places: int) -> None:
         self.lengths, self.places = lengths, places
         self.builder: Any = SimpleNamespace(eos_ids=[0], decode=lambda ids: "")
 
-    def draw_on(self, groups: Any, prompts: Any, *, enough: int, on_group: Any) -> list[list[Rollout]]:
-        params, begun = SamplingParams(1.0, 99, 2), [group.rollouts for group in groups]
-        request = SampleRequest(prompts, params, seed=0, step=0, begun=begun)
+    def generate(self, request: SampleRequest, *, on_group: OnGroup) -> list[list[Rollout]]:
+        return self.generate_until(request, enough=len(request.prompts), on_group=on_group)
+
+    def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
         batch = PartialBatch(request, self.builder, enough=enough, on_group=on_group)
         while not batch.is_enough:
             for index, g in batch.unfinished()[: self.places]:
-                drawn = len(batch.groups[index][g].ids) + 1
-                token = np.array([int(drawn < self.lengths[groups[index].problem.id, g])])
+                length = len(batch.groups[index][g].ids) + 1
+                token = np.array([int(length < self.lengths[request.prompts[index].problem_id, g])])
                 batch.extend(index, g, token, np.zeros(1), version=0)
         return batch.groups
 
@@ -168,42 +169,23 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     tree = {"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": {"name": "dapo"}}
     rollouts = {"prompts_per_step": wanted, "carry_over": share, "responses_per_prompt": 2}
     config = parse_config({**tree, "rollout": rollouts, "train": {"mini_batch_prompts": 1}})
-    s = cast(
-        Any,
-        SimpleNamespace(
-            config=config,
-            in_progress=(),
-            ahead=(),
-            belief=Belief(),
-            ledger=Ledger(),
-            step=0,
-            builder=None,
-            problems=PROBLEMS,
-        ),
-    )
-    s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
-    s.order, s.learner = PromptOrder(len(PROBLEMS), 0), SimpleNamespace(num_updates=0)
-    s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
-    s.builder = SimpleNamespace(build=lambda problem: bare_prompt(problem.id))
-    s.next_prompts = PromptCache(s.builder)
-    s.draw_on = Lengths(lengths, places).draw_on
-    s.reward = SimpleNamespace(
-        score=lambda items: [
-            Reward({"accuracy": 1.0}, [WRONG, RIGHT][r.index if int(p.id) % 3 else 0]) for p, _, r in items
-        ],
-        abort=lambda: None,
-    )
+    sampling = sampling_of(config)
+    engine: Any = Lengths(lengths, places)
+    source: Any = make_source(sampling, engine)
+    algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
+    run = Collecting(config, algorithm, source, sampling.ledger, note=lambda _: None)
     trained: Counter[str] = Counter()
     for step in range(6):
-        s.step = step
-        batch = collect(s, Timings(lambda _: None))
+        batch = collect(run, step=step, belief=Belief(), phase=no_phase)
         assert dynamic or len(batch.groups) == wanted
-        assert len(s.in_progress) == (0 if share is None else math.ceil(wanted / share) - wanted)
+        assert source.waiting == (0 if share is None else math.ceil(wanted / share) - wanted)
         trained.update(group.problem.id for group in batch.groups)
         for group in batch.groups:
             assert [len(r.ids) for r in group.rollouts] == [lengths[group.problem.id, g] for g in range(2)]
-    everything = PromptOrder(len(PROBLEMS), 0).draw(s.ledger.drawn)
-    in_progress = Counter(group.problem.id for group in s.in_progress)
+        with source.begin(step, no_phase):  # builds prompts of the next step
+            pass
+    everything = PromptOrder(len(PROBLEMS), 0).draw(sampling.ledger.drawn)
+    in_progress = Counter(group.problem.id for group in getattr(source, "in_progress", ()))
     expected = Counter(PROBLEMS[index].id for index in everything)
     skipped = Counter({key: count for key, count in expected.items() if dynamic and int(key) % 3 == 0}) - in_progress
     assert trained + skipped + in_progress == expected

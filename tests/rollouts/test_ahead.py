@@ -13,26 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.groups import bare_prompt
+from tests.helpers.sources import PROBLEMS, no_phase, sampling_of
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.collecting import begin_ahead, collect
 from vlm_rl.config import parse_config
-from vlm_rl.data.ahead import BatchAhead, age_metrics, ages, load_batches, oldest, save_batches
-from vlm_rl.data.carry_over import begin
-from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.metrics import update_metrics
+from vlm_rl.rollouts.ahead import Ahead, BatchAhead, age_metrics, ages, load_batches, oldest, save_batches
+from vlm_rl.rollouts.collect import Collecting, collect
+from vlm_rl.rollouts.groups import empty_group
+from vlm_rl.samplers.base import OnGroup, SampleRequest
 from vlm_rl.samplers.remote.client import ServerError, ServerResponse
 from vlm_rl.samplers.remote.fleet import Fleet
 from vlm_rl.samplers.remote.sampling import Sampling
-from vlm_rl.session.recorder import Timings
-from vlm_rl.session.session import Session
-from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
+from vlm_rl.types import Group, Rollout
 
-RIGHT, WRONG = (Grade(verdict, None, "test", "") for verdict in ("correct", "wrong"))
-PROBLEMS = [Problem(str(index), "", (), "", "text") for index in range(12)]
 TREE = {"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}}
 SERVERS = {"sampler": "server", "servers": ["http://127.0.0.1:1"]}
 
@@ -93,10 +88,10 @@ def test_a_token_of_other_weights_is_refused() -> None:
 def test_batches_come_back_as_they_were(tmp_path: Path) -> None:
     """A group that is done with its tokens, one that is not as a prompt to be drawn."""
     done = replace(
-        begin(PROBLEMS[3], 17, responses=2),
+        empty_group(PROBLEMS[3], 17, responses=2),
         rollouts=(rollout(6, version=7, older=((2, 1), (4, 3)), problem="3"), rollout(2, problem="3", index=1)),
     )
-    batches = [BatchAhead(9, (begin(PROBLEMS[1], 4, responses=2), done)), BatchAhead(10, (done,))]
+    batches = [BatchAhead(9, (empty_group(PROBLEMS[1], 4, responses=2), done)), BatchAhead(10, (done,))]
     save_batches(batches, tmp_path)
     again = load_batches(tmp_path, PROBLEMS)
     assert [batch.step for batch in again] == [9, 10]
@@ -114,6 +109,37 @@ def test_batches_come_back_as_they_were(tmp_path: Path) -> None:
 # -- the schedule --------------------------------------------------------------------------------
 
 
+class Servers:
+    """Stands for rollout servers: a batch is sampled when it is begun, or, if `late`, by the weights of its step."""
+
+    def __init__(self, late: list[bool]) -> None:
+        self.late, self.policy_version = late, 0
+        self.begun_with: dict[int, int] = {}  # in the order in which they are begun
+        self.batches: dict[int, SampleRequest] = {}
+
+    def begin(self, request: SampleRequest) -> None:
+        self.begun_with[request.step], self.batches[request.step] = self.policy_version, request
+
+    def take(self, step: int, on_group: OnGroup) -> list[list[Rollout]]:
+        version = self.policy_version if self.late[step] else self.begun_with[step]
+        return self._sampled(self.batches[step], version, on_group)
+
+    def generate(self, request: SampleRequest, *, on_group: OnGroup) -> list[list[Rollout]]:
+        return self._sampled(request, self.policy_version, on_group)
+
+    def forget(self, step: int) -> None:
+        self.batches.pop(step, None)
+
+    def _sampled(self, request: SampleRequest, version: int, on_group: OnGroup) -> list[list[Rollout]]:
+        whole = [
+            [rollout(3, version=version, problem=prompt.problem_id, index=i) for i in range(2)]
+            for prompt in request.prompts
+        ]
+        for index, group in enumerate(whole):
+            on_group(index, group)
+        return whole
+
+
 @given(
     ahead=st.integers(1, 4),
     max_age=st.none() | st.integers(0, 3),
@@ -125,67 +151,61 @@ def test_batches_come_back_as_they_were(tmp_path: Path) -> None:
 def test_no_prompt_is_lost_and_no_token_is_too_old(
     ahead: int, max_age: int | None, wanted: int, dynamic: bool, late: list[bool]
 ) -> None:
-    """Seven steps of two updates each. A batch is drawn when it is begun, or, `late`, by the weights of its step."""
+    """Seven steps of two updates each."""
     if max_age is not None and max_age >= ahead:
         max_age = None
     rollouts = SERVERS | {"ahead": ahead, "max_age": max_age, "prompts_per_step": wanted, "responses_per_prompt": 2}
     train = {"mini_batch_prompts": 1, "steps": 7}
     config = parse_config({**TREE, "algorithm": {"name": "dapo"}, "rollout": rollouts, "train": train})
-    s: Any = SimpleNamespace(
-        config=config, in_progress=(), ahead=(), prompts_ahead={}, versions=(0,), step=0, belief=Belief()
-    )
-    s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
-    s.ledger, s.problems, s.order = Ledger(), PROBLEMS, PromptOrder(len(PROBLEMS), 0)
-    s.learner, s.sampler = SimpleNamespace(num_updates=0), None
-    s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
-    s.builder = SimpleNamespace(build=lambda problem: bare_prompt(problem.id))
-    s.next_prompts = PromptCache(s.builder)
-    begun_with: dict[int, int] = {}
-    order: list[int] = []
-    batches: dict[int, Any] = {}
-
-    def drawn(groups: Any, version: int, on_group: Any) -> list[list[Rollout]]:
-        whole = [[rollout(3, version=version, problem=g.problem.id, index=i) for i in range(2)] for g in groups]
-        for index, group in enumerate(whole):
-            on_group(index, group)
-        return whole
-
-    def begin_batch(batch: BatchAhead, prompts: Any) -> None:
-        begun_with[batch.step], batches[batch.step] = s.learner.num_updates, batch.groups
-        s.prompts_ahead[batch.step] = prompts
-        order.append(batch.step)
-
-    s.begin = begin_batch
-    s.take = lambda on_group: drawn(
-        batches[s.step], s.learner.num_updates if late[s.step] else begun_with[s.step], on_group
-    )
-    s.draw_on = lambda mine, asked, *, enough, on_group: drawn(mine, s.learner.num_updates, on_group)
-    s.reward = SimpleNamespace(
-        score=lambda items: [
-            Reward({"accuracy": 1.0}, [WRONG, RIGHT][r.index if int(p.id) % 3 else 0]) for p, _, r in items
-        ],
-        abort=lambda: None,
-    )
+    servers: Any = Servers(late)
+    sampling = sampling_of(config)
+    source, ledger = Ahead(sampling, servers), sampling.ledger
+    algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
+    run = Collecting(config, algorithm, source, ledger, note=lambda _: None)
     counted: Counter[str] = Counter()
     for step in range(7):
-        batch = collect(s, Timings(lambda _: None))
+        batch = collect(run, step=step, belief=Belief(), phase=no_phase)
         counted.update(group.problem.id for group in batch.groups)
         assert dynamic or len(batch.groups) == wanted
         bound = ahead if max_age is None else max_age
-        assert all(oldest(group.rollouts, s.versions) <= bound for group in batch.groups)
-        begin_ahead(s, Timings(lambda _: None))
-        assert [b.step for b in s.ahead] == list(range(step + 1, min(step + ahead, 6) + 1))
-        s.learner.num_updates += 2
-        Session.end_step(s)
-    assert order == list(range(1, 7))  # the first batch is drawn on the spot
-    assert begun_with == {step: 2 * max(0, step - ahead) for step in range(1, 7)}
-    assert not s.ahead and s.ledger.drawn == s.ledger.trained + sum(s.ledger.skipped.values())
-    assert s.ledger.trained == sum(counted.values())
+        assert all(oldest(group.rollouts, source.versions) <= bound for group in batch.groups)
+        with source.begin(step, no_phase):
+            servers.policy_version += 2
+        assert [b.step for b in source.batches] == list(range(step + 1, min(step + ahead, 6) + 1))
+        source.end_step(step)
+        assert servers.batches.keys() == {b.step for b in source.batches}
+    assert list(servers.begun_with) == list(range(1, 7))  # the first batch is sampled on the spot
+    assert servers.begun_with == {step: 2 * max(0, step - ahead) for step in range(1, 7)}
+    assert not source.waiting and ledger.drawn == ledger.trained + sum(ledger.skipped.values())
+    assert ledger.trained == sum(counted.values())
     if max_age is None:
-        assert "stale" not in s.ledger.skipped
+        assert "stale" not in ledger.skipped
     elif not dynamic:
         aged = [step for step in range(1, 7) if not late[step] and min(step, ahead) > max_age]
-        assert s.ledger.skipped["stale"] == wanted * len(aged)
+        assert ledger.skipped["stale"] == wanted * len(aged)
+
+
+def test_a_restored_batch_is_begun_with_what_it_has_and_saved_as_it_is_before(tmp_path: Path) -> None:
+    """A checkpoint holds the batches of steps 3 and 4. A process that stops before step 3 saves them again."""
+    config = parse_config({**TREE, "rollout": SERVERS | {"ahead": 2}})
+    done = replace(empty_group(PROBLEMS[3], 17, responses=1), rollouts=(rollout(6, problem="3"),))
+    (tmp_path / "learner").mkdir()
+    held = [BatchAhead(3, (done,)), BatchAhead(4, (empty_group(PROBLEMS[4], 4, responses=1),))]
+    save_batches(held, tmp_path / "learner")
+    servers: Any = Servers([False] * 9)
+    source = Ahead(sampling_of(config, responses=1), servers)
+    source.restore(tmp_path, {"versions": [2, 4, 6]})
+    assert source.versions == (2, 4, 6) and source.waiting == 2 and not servers.batches
+    (tmp_path / "again" / "learner").mkdir(parents=True)
+    source.files(source.state())(tmp_path / "again")
+    again = load_batches(tmp_path / "again" / "learner", PROBLEMS)
+    assert [(b.step, [len(r.ids) for g in b.groups for r in g.rollouts]) for b in again] == [(3, [6]), (4, [0])]
+    source.next(3, 1, no_phase)
+    assert {step: [len(r.ids) for (r,) in request.begun] for step, request in servers.batches.items()} == {
+        3: [6],
+        4: [0],
+    }
+    assert [prompt.problem_id for prompt in servers.batches[3].prompts] == ["3"] and source.waiting == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""The batch that a step trains on: groups from the source, those that teach nothing left out, advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.algorithms import Algorithm
+from vlm_rl.config import AlgorithmConfig, Config, HadwConfig
+from vlm_rl.data.order import Ledger
+from vlm_rl.data.prompts import PromptCache
+from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
+from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
+from vlm_rl.rollouts.sampling import StepPhase
+from vlm_rl.rollouts.source import RolloutSource
+from vlm_rl.types import Group, Reward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutBatch:
+    """What a step trains on."""
+
+    groups: Sequence[Group]  # with advantages
+    prompts: PromptCache  # the prompts that this rank has built so far
+    prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
+    belief: Belief  # HA-DW's, after this batch
+    metrics: Mapping[str, float]  # the source's, HA-DW's weights, and what asking functions and judge gave
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collecting:
+    """What the batches of a run are collected with."""
+
+    config: Config
+    algorithm: Algorithm
+    source: RolloutSource
+    ledger: Ledger
+    note: Callable[[str], None]  # prints a line
+
+
+def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> RolloutBatch:
+    """Let the source sample and grade groups until there are enough, and compute their advantages.
+
+    Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong and asks for
+    as many again, at most algorithm.max_sampling_rounds times. The step then trains on what it has. Groups that are
+    too old are replaced once.
+
+    Args:
+        run: what the batch is collected with.
+        step: how many steps came before.
+        belief: HA-DW's, before this batch.
+        phase: gets the seconds of sampling, and of waiting for grades.
+    """
+    wanted, is_dynamic, ledger = run.config.rollout.prompts_per_step, run.algorithm.dynamic_sampling, run.ledger
+    rounds = left = run.config.algorithm.max_sampling_rounds if is_dynamic else 1
+    kept: list[Group] = []
+    sampled: list[Reward] = []
+    prompt_lengths: dict[str, int] = {}
+    while True:
+        graded = run.source.next(step, wanted - len(kept), phase)
+        left -= 1
+        prompt_lengths |= graded.prompt_lengths
+        sampled += [reward for group in graded.groups for reward in group.rewards]
+        for note in undecided_notes([(group.problem, group.rewards) for group in graded.groups]):
+            run.note(f"step {step + 1}  {note}")
+        for place, group in enumerate(graded.groups):
+            if place in graded.too_old:
+                ledger.skipped["stale"] += 1
+                left = max(left, 1)
+            elif is_dynamic and (reason := without_contrast(group.rewards)):
+                ledger.skipped[reason] += 1
+            else:
+                kept.append(group)
+        if not left or len(kept) >= wanted:
+            break
+    ledger.trained += len(kept)
+    ledger.check(in_progress=run.source.waiting)
+    if len(kept) < wanted:
+        text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
+        run.note(f"step {step + 1}  {text}")
+    options = run.config.algorithm
+    after = belief_after(belief, sampled, options.hadw)
+    weighed, weight_metrics = with_advantages(
+        kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after)
+    )
+    groups, source_metrics = run.source.arrange(step, weighed)
+    metrics = weight_metrics | source_metrics | asking_metrics(sampled)
+    return RolloutBatch(groups, graded.prompts, prompt_lengths, after, metrics)
+
+
+def without_contrast(rewards: Sequence[Reward]) -> str:
+    """Return all_right, all_wrong or undecided for a group that teaches nothing, by what is not dropped; else ""."""
+    correct = {reward.grade.correct for reward in rewards if not reward.dropped}
+    if len(correct) > 1:
+        return ""
+    return "undecided" if not correct else "all_right" if correct == {True} else "all_wrong"
+
+
+def ability(rewards: Sequence[Reward], hadw: HadwConfig) -> float | None:
+    """Return what HA-DW compares: the pass rate, or with published_code the mean reward. None if all are dropped."""
+    of_rewards = hadw.variant == "published_code"
+    values = [r.total if of_rewards else r.grade.correct for r in rewards if not r.dropped]
+    return float(np.mean(values)) if values else None
+
+
+def belief_after(belief: Belief, sampled: Sequence[Reward], hadw: HadwConfig) -> Belief:
+    """Return HA-DW's belief after a batch, from all its responses, those of dropped groups included."""
+    seen = ability(sampled, hadw)
+    if seen is None:
+        return belief
+    return update_belief(belief, seen, eta=hadw.eta, window=hadw.window, variant=hadw.variant)
+
+
+def with_advantages(
+    groups: Sequence[Group], options: AlgorithmConfig, *, baseline: str, beliefs: tuple[Belief, Belief]
+) -> tuple[list[Group], dict[str, float]]:
+    """Return the groups with their advantages, scaled by HA-DW where it is on, and HA-DW's metrics.
+
+    Args:
+        groups: those that the step trains on.
+        options: of the algorithm.
+        baseline: key of advantages.ADVANTAGES.
+        beliefs: HA-DW's before and after this batch.
+    """
+    if not groups:
+        return [], {}
+    hadw = options.hadw
+    rewards_PG = np.array([[math.nan if r.dropped else r.total for r in group.rewards] for group in groups])
+    advantages_PG = compute_advantages(baseline, rewards_PG, ddof=options.std_ddof)
+    metrics: dict[str, float] = {}
+    if hadw.enabled:
+        is_published = hadw.variant == "published_code"
+        weights = published_weights if is_published else difficulty_weights
+        belief = beliefs[1] if is_published else beliefs[0]
+        abilities_P = [ability(group.rewards, hadw) or 0.0 for group in groups]
+        phi_PG = weights(advantages_PG, abilities_P, belief, scale=hadw.applied_scale)
+        if belief.ability is not None:
+            metrics = difficulty_metrics(phi_PG, advantages_PG, abilities_P, belief.ability)
+        advantages_PG *= phi_PG
+    return [replace(group, advantages_G=row) for group, row in zip(groups, advantages_PG, strict=True)], metrics

@@ -1,0 +1,143 @@
+"""What every source does: take problems in order, build their prompts, sample and grade this rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.config import Config
+from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.prompts import PromptBuilder, PromptCache
+from vlm_rl.distributed import gather_shares, share
+from vlm_rl.rewards.reward import RewardFunction, Scoring
+from vlm_rl.rollouts.groups import GroupInProgress, empty_group
+from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
+from vlm_rl.types import Group, Problem, Rollout
+
+StepPhase = Callable[[str], AbstractContextManager[None]]  # shows that a phase begins, and adds its seconds up
+Generate = Callable[[SampleRequest, OnGroup], list[list[Rollout]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graded:
+    """Groups with their rewards, of all ranks, in the order in which their problems were taken."""
+
+    groups: Sequence[Group]  # with advantages of 0
+    prompts: PromptCache  # those that this rank has built for the step so far
+    prompt_lengths: Mapping[str, int]  # tokens by problem id
+    too_old: frozenset[int] = frozenset()  # places of groups with a token older than rollout.max_age
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceState:
+    """What a resume needs of a source."""
+
+    info: Mapping[str, Any]  # JSON, for the manifest of a checkpoint
+    held: Any = ()  # what the source writes into files of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSampling:
+    """The parts of a run that give a step its groups. Every rank calls each method with the same problems."""
+
+    config: Config
+    params: SamplingParams
+    problems: Sequence[Problem]
+    builder: PromptBuilder
+    reward: RewardFunction
+    order: PromptOrder
+    ledger: Ledger
+
+    def take(self, count: int, prompts: PromptCache, phase: StepPhase) -> list[GroupInProgress]:
+        """Take the next problems in order and return an empty group for each.
+
+        Problems whose prompts exceed data.max_prompt_tokens are left out and counted.
+
+        Args:
+            count: how many groups to return.
+            prompts: keeps the prompts that this rank builds.
+            phase: gets the time of building them.
+        """
+        fitting: list[GroupInProgress] = []
+        while len(fitting) < count:
+            epochs = self.order.epochs(count - len(fitting))
+            taken = [self.problems[index] for index in self.order.draw(count - len(fitting))]
+            with phase("rollout"):
+                lengths = gather_shares([len(prompts[problem].ids) for problem in share(taken)])
+            fits = [length <= self.config.data.max_prompt_tokens for length in lengths]
+            self.ledger.drawn += len(taken)
+            if not all(fits):
+                self.ledger.skipped["too_long"] += fits.count(False)
+            groups = (
+                empty_group(problem, length, responses=self.params.responses, epoch=epoch)
+                for problem, length, epoch in zip(taken, lengths, epochs, strict=True)
+            )
+            fitting += compress(groups, fits)
+        return fitting
+
+    def building(self, prompts: PromptCache, count: int) -> AbstractContextManager[None]:
+        """Build this rank's part of the next `count` prompts in a thread, for the length of a `with` block.
+
+        Most image work releases the GIL.
+        """
+        return prompts.building([self.problems[index] for index in share(self.order.upcoming(count))])
+
+    def request(self, groups: Sequence[GroupInProgress], prompts: PromptCache, *, step: int) -> SampleRequest:
+        """Return the request for this rank's share of the groups, with their responses so far."""
+        mine = share(groups)
+        return SampleRequest(
+            [group.asked(prompts) for group in mine],
+            self.params,
+            seed=self.config.seed,
+            step=step,
+            begun=[group.rollouts for group in mine],
+            together=True,
+        )
+
+    def grade(
+        self,
+        groups: Sequence[GroupInProgress],
+        prompts: PromptCache,
+        sample: Generate,
+        *,
+        step: int,
+        phase: StepPhase,
+    ) -> tuple[Graded, tuple[GroupInProgress, ...]]:
+        """Let each rank sample and grade its share. Return the graded groups, and the others as they now are.
+
+        Args:
+            groups: the same on every rank.
+            prompts: has or builds the prompts of this rank's share.
+            sample: gives the responses to a request, and tells which groups are to be graded, at once.
+            step: the rollout step.
+            phase: gets the seconds of sampling, and of waiting for grades.
+        """
+        mine = share(groups)
+        with Scoring(self.reward) as scoring:
+            with phase("rollout"):
+                request = self.request(groups, prompts, step=step)
+
+                def score(index: int, rollouts: Sequence[Rollout]) -> None:
+                    prompt = request.prompts[index]
+                    scoring.add(index, [(mine[index].problem, prompt, rollout) for rollout in rollouts])
+
+                sampled = sample(request, score)
+            with phase("reward"):  # only the wait for unfinished grading
+                rewards = scoring.rewards()
+                all_sampled = gather_shares(
+                    [(tuple(rollouts), rewards.get(index)) for index, rollouts in enumerate(sampled)]
+                )
+        graded: list[Group] = []
+        others: list[GroupInProgress] = []
+        for group, (rollouts, of_group) in zip(groups, all_sampled, strict=True):
+            if of_group is None:
+                others.append(replace(group, rollouts=rollouts))
+            else:
+                graded.append(Group(group.problem, rollouts, of_group, np.zeros(len(rollouts))))
+        lengths = {group.problem.id: group.prompt_tokens for group in groups}
+        return Graded(graded, prompts, lengths), tuple(others)

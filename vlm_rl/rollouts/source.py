@@ -1,0 +1,111 @@
+"""Where the groups of a step come from: on policy, carried over from earlier steps, or begun ahead of their step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from vlm_rl.data.prompts import PromptCache
+from vlm_rl.rollouts.ahead import Ahead
+from vlm_rl.rollouts.carry_over import CarryOver
+from vlm_rl.rollouts.sampling import Graded, GroupSampling, SourceState, StepPhase
+from vlm_rl.samplers.base import BackgroundSampler, InProcessSampler, OnGroup, Sampler, SampleRequest
+from vlm_rl.types import Group, Rollout
+
+
+class RolloutSource(Protocol):
+    """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it."""
+
+    @property
+    def waiting(self) -> int:
+        """Return how many groups are taken for later steps."""
+        ...
+
+    def next(self, step: int, count: int, phase: StepPhase) -> Graded:
+        """Return about `count` groups for a step, with their rewards. Called again where too few of them are kept."""
+        ...
+
+    def arrange(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
+        """Return the groups in the order in which the step trains on them, and the source's metrics of them."""
+        ...
+
+    def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
+        """Begin what the steps after this one need. Returns what is to run beside the update."""
+        ...
+
+    def end_step(self, step: int) -> None:
+        """Note that a step is over, and that the sampler has its weights."""
+        ...
+
+    def state(self) -> SourceState:
+        """Return what a resume at this moment needs. Copies nothing, and calls no other rank."""
+        ...
+
+    def files(self, state: SourceState) -> Callable[[Path], None]:
+        """Gather what all ranks have of a state, and return what rank 0 calls to write it into a checkpoint."""
+        ...
+
+    def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            folder: of the checkpoint.
+            info: what its manifest holds.
+        """
+        ...
+
+
+def make_source(sampling: GroupSampling, sampler: Sampler) -> RolloutSource:
+    """Return the source that the configuration asks for. It refuses engines that cannot do it."""
+    rollout = sampling.config.rollout
+    if rollout.carry_over is not None:
+        return CarryOver(sampling, cast(InProcessSampler, sampler))
+    if rollout.ahead:
+        return Ahead(sampling, cast(BackgroundSampler, sampler))
+    return OnPolicy(sampling, sampler)
+
+
+class OnPolicy:
+    """The weights that a step begins with sample all of its responses."""
+
+    waiting = 0
+
+    def __init__(self, sampling: GroupSampling, sampler: Sampler) -> None:
+        self._sampling, self._sampler = sampling, sampler
+        self._prompts = PromptCache(sampling.builder)  # of the step that comes next
+
+    def next(self, step: int, count: int, phase: StepPhase) -> Graded:
+        """See RolloutSource.next."""
+        groups = self._sampling.take(count, self._prompts, phase)
+        graded, _ = self._sampling.grade(groups, self._prompts, self._sample, step=step, phase=phase)
+        return graded
+
+    def _sample(self, request: SampleRequest, on_group: OnGroup) -> list[list[Rollout]]:
+        return self._sampler.generate(request, on_group=on_group)
+
+    def arrange(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
+        """See RolloutSource.arrange."""
+        return list(groups), {}
+
+    def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
+        """See RolloutSource.begin: the prompts of the next step are built in a thread."""
+        self._prompts = PromptCache(self._sampling.builder)
+        if step + 1 >= self._sampling.config.train.steps:
+            return nullcontext()
+        return self._sampling.building(self._prompts, self._sampling.config.rollout.prompts_per_step)
+
+    def end_step(self, step: int) -> None:
+        """See RolloutSource.end_step."""
+
+    def state(self) -> SourceState:
+        """See RolloutSource.state."""
+        return SourceState({"versions": [self._sampler.policy_version]})
+
+    def files(self, state: SourceState) -> Callable[[Path], None]:
+        """See RolloutSource.files: there are none."""
+        return lambda folder: None
+
+    def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
+        """See RolloutSource.restore: nothing is left of earlier steps."""
