@@ -121,7 +121,7 @@ def write_problems(folder: Path, point: StepPoint) -> None:
 def work_ours(point: StepPoint, folder: Path, *, sampler: str) -> None:
     """Make a training step of the product for each line of standard input."""
     from vlm_rl.config import parse_config
-    from vlm_rl.run.lock import RunLock
+    from vlm_rl.session.run import Run
     from vlm_rl.session.session import Session
     from vlm_rl.train import train_step
 
@@ -143,14 +143,14 @@ def work_ours(point: StepPoint, folder: Path, *, sampler: str) -> None:
     }
     before = peak_mib()
     whole = parse_config(config, where="versus_trl_step.py")
-    with RunLock(Path(whole.out)) as lock, Session(whole, lock=lock) as session:
+    with Run(whole, resume=False) as run, Session(whole, run) as session:
         session.sync_weights()
         while sys.stdin.readline():
             begun = now()
             train_step(session)
             ended = now()
-            metrics = session.run.metrics()[-1]
-            asked = set(session.run.rollouts(session.step, ["prompt_id"])["prompt_id"].to_pylist())
+            metrics = run.directory.metrics()[-1]
+            asked = set(run.directory.rollouts(session.step, ["prompt_id"])["prompt_id"].to_pylist())
             prompts = [session.builder.build(problem) for problem in session.problems if problem.id in asked]
             prompt = statistics.fmean(len(built.ids) for built in prompts)
             report(begun, ended, tokens=metrics["num_tokens"], prompt=prompt, memory=peak_mib() - before)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -23,10 +22,10 @@ from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.rollouts.collect import RolloutBatch, collect
-from vlm_rl.run.lock import RunLock
 from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
+from vlm_rl.session.run import Run
 from vlm_rl.session.session import Session
 from vlm_rl.types import Group
 
@@ -45,7 +44,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
-    with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s, s.checkpoints:
+    with Run(config, resume=resume) as run, Session(config, run) as s, run.checkpoints:
         s.sync_weights()
         s.stop_if_asked(s.state())
         evaluate_if_due(s)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import DataConfig
-from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.sets import check_is_set, contaminated_sources, load_set, load_training_sets, refuse_contaminated
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
@@ -46,7 +41,7 @@ def load(*paths: str, **settings: object) -> list[Problem]:
 
 LIGHT = """
 import sys
-import vlm_rl.data.images, vlm_rl.model_files.model_folder, vlm_rl.data.order, vlm_rl.data.sets
+import vlm_rl.data.images, vlm_rl.model_files.model_folder, vlm_rl.data.sets
 print([name for name in ("torch", "transformers", "datasets") if name in sys.modules])
 """
 
@@ -54,85 +49,6 @@ print([name for name in ("torch", "transformers", "datasets") if name in sys.mod
 def test_all_but_the_prompt_builder_import_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
-
-
-# -- order ---------------------------------------------------------------------------------------
-
-
-@given(num_problems=st.integers(1, 40), seed=st.integers(0, 2**31), counts=st.lists(st.integers(0, 30), max_size=12))
-def test_each_epoch_draws_each_problem_once(num_problems, seed, counts) -> None:
-    order = PromptOrder(num_problems, seed)
-    epochs, drawn = [], []
-    for count in counts:
-        epochs += order.epochs(count)
-        drawn += order.draw(count)
-    assert len(drawn) == order.cursor == sum(counts)
-    for start in range(0, len(drawn) - num_problems + 1, num_problems):
-        assert sorted(drawn[start : start + num_problems]) == list(range(num_problems))
-    assert len({*zip(drawn, epochs, strict=True)}) == len(drawn) and epochs == sorted(epochs)
-    assert len(set(drawn[len(drawn) // num_problems * num_problems :])) == len(drawn) % num_problems
-
-
-@given(
-    num_problems=st.integers(1, 20),
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=10),
-    stops=st.sets(st.integers(0, 9), max_size=4),
-)
-def test_a_resumed_order_continues_where_it_stopped(num_problems, counts, stops) -> None:
-    """Only the cursor survives a stop; stops fall inside an epoch, at its end, or several into one epoch."""
-    whole = PromptOrder(num_problems, seed=5)
-    foreseen = [(whole.upcoming(count), whole.draw(count)) for count in counts]
-    assert all(upcoming == drawn for upcoming, drawn in foreseen)
-    expected = [drawn for _, drawn in foreseen]
-    order, drawn = PromptOrder(num_problems, seed=5), []
-    for number, count in enumerate(counts):
-        if number in stops:
-            order = PromptOrder(num_problems, seed=5, cursor=order.cursor)
-        drawn.append(order.draw(count))
-    assert drawn == expected
-
-
-def test_epochs_and_seeds_have_their_own_order() -> None:
-    order = PromptOrder(50, seed=1)
-    first, second = order.draw(50), order.draw(50)
-    assert first != second
-    assert PromptOrder(50, seed=2).draw(50) != first
-    assert PromptOrder(50, seed=1).draw(50) == first
-
-
-def test_epoch_counts_passes() -> None:
-    order = PromptOrder(4, seed=0)
-    order.draw(6)
-    assert order.epoch == 1.5
-
-
-# -- ledger --------------------------------------------------------------------------------------
-
-
-def test_a_ledger_that_closes() -> None:
-    ledger = Ledger(drawn=10, trained=6, skipped=Counter(all_right=1, all_wrong=3))
-    ledger.check()
-    assert dict(ledger.metrics()) == {
-        "data/drawn": 10.0,
-        "data/trained": 6.0,
-        "data/skipped": 4.0,
-        "data/skipped/all_right": 1.0,
-        "data/skipped/all_wrong": 3.0,
-    }
-
-
-@pytest.mark.parametrize("change", [{"drawn": 11}, {"trained": 7}, {"skipped": Counter(all_right=1)}])
-def test_a_ledger_that_does_not_close_stops_the_run(change) -> None:
-    whole = {"drawn": 10, "trained": 6, "skipped": Counter(all_right=1, all_wrong=3)}
-    with pytest.raises(RuntimeError, match="does not close"):
-        Ledger(**{**whole, **change}).check()
-
-
-def test_a_ledger_survives_json() -> None:
-    ledger = Ledger(drawn=10, trained=6, skipped=Counter(all_right=4))
-    restored = Ledger.restored(json.loads(json.dumps(ledger.state())))
-    assert restored == ledger
-    restored.skipped["all_wrong"] += 1  # a reason that is new after the resume
 
 
 # -- prepared sets -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.helpers.groups import bare_prompt
 from vlm_rl.config import Config
-from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.rollouts.sampling import GroupSampling
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Grade, Problem, Reward

@@ -96,6 +96,21 @@ def interrupt_in(phase: str, step: int) -> None:
     _before(phase, step, interrupt)
 
 
+def drop_interrupt_in(phase: str, step: int) -> None:
+    """Send SIGINT when the phase begins for the step-th time, where Python drops what it raises."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+
+    class Destroyed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(10))  # the handler runs between two instructions
+
+    def interrupt() -> None:
+        Destroyed()
+
+    _before(phase, step, interrupt)
+
+
 def remove_run_in(phase: str, step: int, folder: str) -> None:
     """Remove the run's folder when the phase begins for the step-th time."""
     _before(phase, step, lambda: shutil.rmtree(folder))
@@ -448,6 +463,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,
+    "drop_interrupt_in": drop_interrupt_in,
     "finish_batches_first": finish_batches_first,
     "kill_servers": kill_servers,
     "kill_after_answers": kill_after_answers,

@@ -174,20 +174,20 @@ def test_training_starts_from_its_checkpoint(toys: Toys, whole: RunDirectory) ->
 
 
 def test_a_stopped_run_resumes_bit_for_bit(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
-    """SIGTERM arrives during the save after step 2, so that the run ends after step 3, which is saved too."""
+    """SIGTERM arrives during the save after step 2, and ends the run once that is complete."""
     path, run = sft_file(toys, learnable, "stopped")
     result = toys.runner("sft", path, faults={"terminate_in": {"phase": "save", "step": 1}})
     assert result.code == 75 and f"resume with: vlm-rl sft {run.path} --resume" in result.output, result.output[
         -3000:
     ]
-    assert [step for step, _ in run.checkpoints()] == [2, 3]
+    assert [step for step, _ in run.checkpoints()] == [2] and len(run.metrics()) == 2
     result = toys.runner("sft", run.path, "--resume")
     assert result.code == 0, result.output[-3000:]
     steps = whole.metrics()[-1]["step"]
-    assert f"resuming {run.path} from step-000003 (step 4 of {steps} is next)" in " ".join(result.output.split())
+    assert f"resuming {run.path} from step-000002 (step 3 of {steps} is next)" in " ".join(result.output.split())
     assert metrics_of(run) == metrics_of(whole)
     assert state_of(run) == state_of(whole)
-    for line in ("checkpoints: 14.5 MB each, every 2 steps, at most 3 at a time", "step 4: saving", "step 4: saved"):
+    for line in ("checkpoints: 14.5 MB each, every 2 steps, at most 2 at a time", "step 4: saving", "step 4: saved"):
         assert line in result.output
 
 
@@ -197,6 +197,19 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, l
     result = toys.runner("sft", path, faults={"leave_free": {"size": 28_000_000}})
     assert result.code == 2 and "2 checkpoints at a time take 28.9 MB" in result.output, result.output[-3000:]
     assert not run.path.exists()
+
+
+def test_ctrl_c_ends_a_run_after_its_step_even_where_python_drops_it(
+    toys: Toys, learnable: Path, whole: RunDirectory
+) -> None:
+    """In the save after step 1 a destructor swallows the KeyboardInterrupt."""
+    path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
+    result = toys.runner("sft", path, faults={"drop_interrupt_in": {"phase": "save", "step": 1}})
+    assert result.code == 130, result.output[-3000:]
+    assert f"to resume from the newest checkpoint: vlm-rl sft {run.path} --resume\n" in result.output
+    assert [step for step, _ in run.checkpoints()] == [1] and len(run.metrics()) == 1
+    assert toys.runner("sft", run.path, "--resume").code == 0
+    assert metrics_of(run) == metrics_of(whole)
 
 
 @pytest.mark.slow

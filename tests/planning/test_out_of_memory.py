@@ -95,7 +95,7 @@ def test_every_command_that_loads_a_model_ends_with_advice(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("vlm_rl.learner.sft_run.sft", fail)
+    monkeypatch.setattr("vlm_rl.session.sft.sft", fail)
     monkeypatch.setattr("vlm_rl.session.preflight.preflight_sft", lambda config, *, resume: config)
     assert main(["sft", str(RECIPE.parent / "sft" / "cold_start_7b.yaml")]) == 2
     said = capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
         assert servers.batches.keys() == {b.step for b in source.batches}
     assert list(servers.begun_with) == list(range(1, 7))  # the first batch is sampled on the spot
     assert servers.begun_with == {step: 2 * max(0, step - ahead) for step in range(1, 7)}
-    assert not source.waiting and ledger.drawn == ledger.trained + sum(ledger.skipped.values())
+    assert not source.waiting and ledger.taken == ledger.trained + sum(ledger.skipped.values())
     assert ledger.trained == sum(counted.values())
     if max_age is None:
         assert "stale" not in ledger.skipped

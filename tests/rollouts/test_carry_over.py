@@ -20,13 +20,13 @@ from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollou
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import parse_config
-from vlm_rl.data.order import PromptOrder
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.losses import policy_loss
 from vlm_rl.rollouts.carry_over import FILE, carry_metrics
 from vlm_rl.rollouts.collect import Collecting, collect
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group, load_groups, save_groups
+from vlm_rl.rollouts.prompt_order import PromptOrder
 from vlm_rl.rollouts.source import make_source
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import OnGroup, SampleRequest
@@ -184,7 +184,7 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
             assert [len(r.ids) for r in group.rollouts] == [lengths[group.problem.id, g] for g in range(2)]
         with source.begin(step, no_phase):  # builds prompts of the next step
             pass
-    everything = PromptOrder(len(PROBLEMS), 0).draw(sampling.ledger.drawn)
+    everything = PromptOrder(len(PROBLEMS), 0).take(sampling.ledger.taken)
     in_progress = Counter(group.problem.id for group in getattr(source, "in_progress", ()))
     expected = Counter(PROBLEMS[index].id for index in everything)
     skipped = Counter({key: count for key, count in expected.items() if dynamic and int(key) % 3 == 0}) - in_progress

@@ -14,9 +14,9 @@ from tests.helpers.sources import no_phase
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import AlgorithmConfig, parse_config
-from vlm_rl.data.order import Ledger
 from vlm_rl.hadw import Belief
 from vlm_rl.rollouts.collect import Collecting, RolloutBatch, belief_after, collect, with_advantages
+from vlm_rl.rollouts.prompt_order import Ledger
 from vlm_rl.rollouts.sampling import Graded
 from vlm_rl.types import Group
 
@@ -55,7 +55,7 @@ def collected(source: Any, ledger: Ledger, *, name: str = "dapo", wanted: int = 
 
 def test_the_belief_counts_what_dynamic_sampling_drops() -> None:
     """4 of 4 right (dropped), 1 of 4 (kept), then 0 of 4 in the second round (dropped): 5 of 12."""
-    source, ledger = Rounds(groups_of(ROUNDS)), Ledger(drawn=3)
+    source, ledger = Rounds(groups_of(ROUNDS)), Ledger(taken=3)
     batch = collected(source, ledger)
     assert batch.belief.ability == pytest.approx(5 / 12)
     assert [group.rewards for group in batch.groups] == [groups_of(ROUNDS)[0][1].rewards]
@@ -66,7 +66,7 @@ def test_the_belief_counts_what_dynamic_sampling_drops() -> None:
 def test_groups_that_are_too_old_are_replaced_once(name: str) -> None:
     """Also by an algorithm that samples one round, and also where the replacement teaches nothing."""
     mixed = [RIGHT, WRONG, WRONG, WRONG]
-    source, ledger = Rounds(groups_of([[mixed, mixed], [[WRONG] * 4]]), too_old=[1]), Ledger(drawn=3)
+    source, ledger = Rounds(groups_of([[mixed, mixed], [[WRONG] * 4]]), too_old=[1]), Ledger(taken=3)
     batch = collected(source, ledger, name=name)
     assert source.asked == [2, 1] and ledger.skipped["stale"] == 1
     assert len(batch.groups) == (1 if name == "dapo" else 2)
@@ -76,7 +76,7 @@ def test_groups_that_are_too_old_are_replaced_once(name: str) -> None:
 def test_a_prompt_that_was_lost_ends_the_step(drawn: int) -> None:
     """Three groups come back: one too many, or one too few."""
     with pytest.raises(RuntimeError, match=rf"does not close: {drawn} drawn, 3 accounted for"):
-        collected(Rounds(groups_of(ROUNDS)), Ledger(drawn=drawn))
+        collected(Rounds(groups_of(ROUNDS)), Ledger(taken=drawn))
 
 
 def hadw_options(**hadw: Any) -> AlgorithmConfig:

@@ -32,7 +32,7 @@ from vlm_rl.demo.numbers.library import find_runs
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.session import session
+from vlm_rl.session import run as session_run
 from vlm_rl.stats import smooth
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings
@@ -632,7 +632,7 @@ def test_an_error_of_the_work_is_not_taken_for_that_of_the_lock(tmp_path):
 
 
 def test_stopping_has_the_trainer_s_exit_code():
-    assert command.StoppedError is session.StoppedError
+    assert command.StoppedError is session_run.StoppedError
 
 
 def test_the_tail_of_a_log(tmp_path):

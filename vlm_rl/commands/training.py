@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +62,10 @@ def _sft(options: argparse.Namespace) -> None:
         _dry_run(config, options)
         return
     config = preflight_sft(config, resume=options.resume)
-    from vlm_rl.learner.sft_run import sft
     from vlm_rl.planning.out_of_memory import advised, memory_advice
+    from vlm_rl.session.sft import sft
 
-    with advised(partial(memory_advice, config)):
+    with _saying_how_to_resume(config.out, SFT_CONFIG, command="sft"), advised(partial(memory_advice, config)):
         sft(config, resume=options.resume)
 
 
@@ -92,7 +94,7 @@ def _train(options: argparse.Namespace) -> None:
     if not options.dry_run:
         refuse_bare_srun()
     from vlm_rl.config import load_config
-    from vlm_rl.run.terminal import is_main, next_commands, resume_command
+    from vlm_rl.run.terminal import is_main, next_commands
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
     config = load_config(path, options.overrides)
@@ -106,15 +108,23 @@ def _train(options: argparse.Namespace) -> None:
     from vlm_rl.planning.out_of_memory import advised, memory_advice
     from vlm_rl.train import train
 
-    try:
+    with _saying_how_to_resume(config.out, "config.yaml"):
         with advised(partial(memory_advice, config)):
             train(config, resume=options.resume)
         if is_main():
             print(next_commands(config.out, config.data.eval))
+
+
+@contextmanager
+def _saying_how_to_resume(out: str, config_file: str, *, command: str = "train") -> Iterator[None]:
+    """After Ctrl-C, print the command that resumes the run, if its folder is there."""
+    from vlm_rl.run.terminal import is_main, resume_command
+
+    try:
+        yield
     except KeyboardInterrupt:
-        if is_main() and (Path(config.out) / "config.yaml").is_file():
-            command = resume_command(config.out)
-            print(f"to resume from the newest checkpoint: {command}", file=sys.stderr)
+        if is_main() and (Path(out) / config_file).is_file():
+            print(f"to resume from the newest checkpoint: {resume_command(out, command=command)}", file=sys.stderr)
         raise
 
 

@@ -2,7 +2,6 @@
 
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
-    order              the order of prompts, and the ledger that accounts for each of them
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
     vision             how the images of a prompt enter the models of each family (a folder with a door of its own)
@@ -15,7 +14,6 @@ torch; so does loading a set, where one rank checks for all.
 __all__ = [
     "golds",
     "images",
-    "order",
     "prompts",
     "sets",
     "stored_images",

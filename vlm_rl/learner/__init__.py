@@ -17,7 +17,6 @@
     checkpoint_size   how large checkpoints are, and whether the disk has room for those that are kept
     save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
-    sft_run         a run of `vlm-rl sft`
 
 Private to this room: routing (what the routers of experts do), guard (the gradient guard), learning_rate (its
 schedule), regroup (DeepSpeed's shards for a different number of ranks) and checkpoint_files (what a rank writes into
@@ -41,7 +40,6 @@ __all__ = [
     "saving",
     "self_check",
     "sft",
-    "sft_run",
     "sync_probe",
 ]
 _USES = ["data", "model_files", "run"]

@@ -2,7 +2,7 @@
 
 The loss is minus the mean log-likelihood of the response tokens of a batch, the end of the turn included. Prompts and
 images go through the same packing as in training. `warm_start` is one pass over examples in the order given;
-vlm_rl.learner.sft_run is a whole run.
+vlm_rl.session.sft is a whole run.
 """
 
 from __future__ import annotations

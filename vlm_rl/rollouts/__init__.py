@@ -2,12 +2,14 @@
 
     collect       the batch of a step: rounds of sampling, what is left out, advantages
     source        where its groups come from, behind one interface
+    sampling      the parts that every source is built from
+    prompt_order  the order of prompts, and the ledger that accounts for each of them
 
-Private to this room: the sources (carry_over, ahead; source holds the one on policy), sampling (what all of them do)
-and groups (responses that are not all there yet, and their file).
+Private to this room: the sources carry_over and ahead (source holds the one on policy), and groups (whose responses
+are not all there yet, and their file).
 
 To add a source, write a class with the methods of source.RolloutSource and name it in source.make_source.
 """
 
-__all__ = ["collect", "sampling", "source"]
+__all__ = ["collect", "prompt_order", "sampling", "source"]
 _USES = ["data", "rewards", "samplers"]

@@ -11,10 +11,10 @@ import numpy as np
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import Algorithm
 from vlm_rl.config import AlgorithmConfig, Config, HadwConfig
-from vlm_rl.data.order import Ledger
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
 from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
+from vlm_rl.rollouts.prompt_order import Ledger
 from vlm_rl.rollouts.sampling import StepPhase
 from vlm_rl.rollouts.source import RolloutSource
 from vlm_rl.types import Group, Reward

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.distributed import gather_shares, share
 from vlm_rl.rewards.reward import RewardFunction, Scoring
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group
+from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.types import Group, Problem, Rollout
 
@@ -66,11 +66,11 @@ class GroupSampling:
         fitting: list[GroupInProgress] = []
         while len(fitting) < count:
             epochs = self.order.epochs(count - len(fitting))
-            taken = [self.problems[index] for index in self.order.draw(count - len(fitting))]
+            taken = [self.problems[index] for index in self.order.take(count - len(fitting))]
             with phase("rollout"):
                 lengths = gather_shares([len(prompts[problem].ids) for problem in share(taken)])
             fits = [length <= self.config.data.max_prompt_tokens for length in lengths]
-            self.ledger.drawn += len(taken)
+            self.ledger.taken += len(taken)
             if not all(fits):
                 self.ledger.skipped["too_long"] += fits.count(False)
             groups = (

@@ -1,10 +1,12 @@
 """A run from its first check to its last checkpoint: what the training loop is given.
 
-session: builds, saves, restores and stops a run.
+run: its lock, its checkpoints, its trackers, and what stops it; of a supervised run as well.
+session: the parts of a run that reinforces: builds, saves, restores and closes them.
+sft: a run of `vlm-rl sft`.
 preflight: the first checks of a command, before anything heavy is imported.
 recorder: what a run writes down, and the seconds of its phases.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 
-__all__ = ["periodic_evaluation", "preflight", "recorder", "session"]
+__all__ = ["periodic_evaluation", "preflight", "recorder", "run", "session", "sft"]
 _USES = ["data", "evaluation", "grading", "learner", "model_files", "rewards", "rollouts", "run", "samplers"]

@@ -31,12 +31,12 @@ def evaluate_if_due(s: Session) -> None:
     for name, problems in s.eval_sets.items():
         how = {"builder": s.builder, "sampler": s.sampler, "params": params, "seed": s.config.seed, "step": s.step}
         settings = {"weights": weights, **answer_settings(problems, **how)}
-        if from_main(partial(_is_complete, s.run, name, s.step, settings)):
+        if from_main(partial(_is_complete, s.run.directory, name, s.step, settings)):
             continue
         with s.recorder.progress(name, total=len(share(problems))) as advance:
             try:
                 summary = evaluate_into(
-                    s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how
+                    s.run.directory, name, problems, settings=settings, grader=s.grader, advance=advance, **how
                 )
             except ServersGoneError as error:
                 s.ask_to_stop(error)

@@ -49,10 +49,8 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
         _raise_all(_checks(config, config.data.train, run))
     config = _with_model_folder(config, run if resume else None)
 
-    def unchanged() -> None:
-        check_unchanged(run.path, run.open().any_config(), config)
-
-    _raise_all(_checks(config, config.data.train, run, unchanged if resume else None))
+    unchanged = partial(check_resumable, run, config) if resume else None
+    _raise_all(_checks(config, config.data.train, run, unchanged))
     return config
 
 
@@ -157,6 +155,6 @@ def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel
         )
 
 
-def check_resumable(run: RunDirectory, config: Config) -> None:
+def check_resumable(run: RunDirectory, config: Config | SftConfig) -> None:
     """Raise UserError where there is no run, or one whose configuration differs in a key that a resume keeps."""
-    check_unchanged(run.path, run.open().config(), config)
+    check_unchanged(run.path, run.open().any_config(), config)

@@ -16,34 +16,29 @@ from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
-from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
-from vlm_rl.run.tracking import Tracking
+from vlm_rl.session.run import Run
 from vlm_rl.types import Group
 
 
 class Recorder:
     """Writes and shows what a run reports. On ranks other than 0 every method does nothing."""
 
-    def __init__(self, run: RunDirectory, config: Config, *, attempt: int, start: int) -> None:
-        """Start the log and the trackers, on rank 0.
+    def __init__(self, run: Run, config: Config) -> None:
+        """Start the log, on rank 0.
 
         Args:
-            run: the folder to write into.
+            run: that has been started.
             config: of the run.
-            attempt: which start of the run this is, from 1 on.
-            start: the last step of the earlier ones.
         """
         self.is_main = rank() == 0
-        self.run = run
-        self.attempt = attempt
+        self.run, self.directory = run, run.directory
         self.samples_every = config.log.samples_every
-        self.log = RunLog(run.path) if self.is_main else None
-        self.tracking = Tracking(run.path, config.log, samples_every=self.samples_every) if self.is_main else None
-        self.last_step = start
-        self.line = StepLine(total=config.train.steps, start=start)
+        self.log = RunLog(run.directory.path) if self.is_main else None
+        self.last_step = run.step
+        self.line = StepLine(total=config.train.steps, start=run.step)
 
     def phase(self, name: str) -> None:
         """Show which phase the step in progress is in."""
@@ -55,10 +50,10 @@ class Recorder:
         self.last_step = step
         if not self.is_main:
             return
-        rows = rollout_rows(groups, step=step, attempt=self.attempt)
-        self.run.write_rollouts(step, self.attempt, rows)
-        self.run.append_metrics(step, self.attempt, metrics)
-        for complaint in self.tracking.complaints() if self.tracking else ():
+        rows = rollout_rows(groups, step=step, attempt=self.run.attempt)
+        self.directory.write_rollouts(step, self.run.attempt, rows)
+        self.directory.append_metrics(step, self.run.attempt, metrics)
+        for complaint in self.run.complaints():
             self.note(complaint)
         self.log_line(self.line.done(step, metrics))
         if self.samples_every and step % self.samples_every == 0:
@@ -67,7 +62,7 @@ class Recorder:
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a step that is recorded already."""
         if self.is_main:
-            self.run.append_metrics(step, self.attempt, metrics)
+            self.directory.append_metrics(step, self.run.attempt, metrics)
 
     def log_line(self, text: str) -> None:
         """Write a line into log.txt that was printed already."""
@@ -103,7 +98,7 @@ class Recorder:
     def close(self, failure: BaseException | None = None) -> None:
         """Remove the live line, log what ended the run before its time, and close log and trackers."""
         self.line.close()
-        for line in self.tracking.close() if self.tracking else ():
+        for line in self.run.close_trackers():
             self.note(line)
         if self.log is not None:
             if failure is not None:

@@ -1,0 +1,293 @@
+"""A run from its lock to its last checkpoint, the same for `vlm-rl train` and `vlm-rl sft`.
+
+with Run(config, resume=resume) as run:
+    device = run.join_ranks()
+    run.find_checkpoint()
+    ...                          # load a policy from run.model_path
+    run.check_disk(policy, device)
+    ...                          # build a learner: nothing is written yet
+    run.start(contaminated)
+    run.keep_checkpoints(learner, builder, SaveLines(print, print))
+    run.listen(print)
+    ...                          # after each step: run.step += 1, save where run.is_save_due, stop_if_asked
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from vlm_rl.config import Config, SftConfig
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import set_digests
+from vlm_rl.distributed import all_gather, from_main, init_ranks, rank, world_size
+from vlm_rl.errors import StoppedError
+from vlm_rl.learner.architectures import check_architecture, check_parts
+from vlm_rl.learner.checkpoint_size import DiskRoom, disk_room
+from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.loading import make_prompt_builder
+from vlm_rl.learner.policy import Policy
+from vlm_rl.learner.quantization import check_quantization
+from vlm_rl.learner.save_progress import SaveLines
+from vlm_rl.learner.saving import (
+    CheckpointWriter,
+    ResumePoint,
+    checkpoint_to_resume,
+    restore_learner,
+    where_it_resumes,
+)
+from vlm_rl.model_files.model_folder import check_base_weights
+from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
+from vlm_rl.run.configurations import check_alike, keep_changes
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.run.interrupts import Interrupts
+from vlm_rl.run.lock import RunLock
+from vlm_rl.run.terminal import resume_command
+from vlm_rl.run.tracking import Tracking
+from vlm_rl.session.preflight import check_resumable
+from vlm_rl.types import Problem
+
+
+class Run:
+    """What a run has whatever it trains on. Use as a context manager, which gives the folder's lock back.
+
+    Attributes:
+        directory: its folder.
+        step: how many steps are finished.
+        attempt: which start of the run this is, from 1 on.
+        checkpoints: writes them.
+        tracking: its trackers; None on other ranks than 0.
+    """
+
+    checkpoints: CheckpointWriter
+    _room: DiskRoom
+    attempt: int
+
+    def __init__(self, config: Config | SftConfig, *, resume: bool) -> None:
+        """Look at nothing yet."""
+        self._config, self._is_resumed = config, resume
+        self._command = "sft" if isinstance(config, SftConfig) else "train"
+        config_file = SFT_CONFIG if isinstance(config, SftConfig) else "config.yaml"
+        self.directory = RunDirectory(config.out, config_file=config_file)
+        self.step = 0
+        self.tracking: Tracking | None = None
+        self._lock = RunLock(self.directory.path)
+        self._checkpoint: ResumePoint | None = None  # that the run continues from
+        self._saved_step: int | None = None  # the last one that this process has saved, or begun with
+        self._interrupts = Interrupts()
+        self._is_stop_requested, self._stop_reason = False, "stopped by SIGTERM"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    # -- before anything is written ------------------------------------------------------------------
+
+    def join_ranks(self) -> torch.device:
+        """Join the other ranks, and return this rank's device.
+
+        Raises UserError where a rank has a different configuration, and where 4 bits are asked for in vain.
+        """
+        check_quantization(self._config.model)
+        device = init_ranks()
+        check_alike(all_gather(self._config))
+        return device
+
+    def find_checkpoint(self) -> None:
+        """Find what a resume continues from, and acquire its lock; or refuse a new run where there is one already.
+
+        Rank 0 looks and tells the others: a shared file system may show them the files later. This is quick, and
+        comes before the model is loaded, which may take minutes.
+        """
+        self._checkpoint = from_main(self._newest_checkpoint if self._is_resumed else self.directory.refuse_existing)
+        if self._checkpoint is not None:
+            self.step = self._saved_step = self._checkpoint[1]["step"]
+
+    def _newest_checkpoint(self) -> ResumePoint | None:
+        check_resumable(self.directory, self._config)
+        return checkpoint_to_resume(self.directory, self._lock, self._config.data.train)
+
+    @property
+    def model_path(self) -> Path:
+        """Return the folder of the model: the checkpoint's, unless that holds adapters alone."""
+        if self._checkpoint is None or self._config.model.lora is not None:
+            return Path(self._config.model.path)
+        return self._checkpoint[0]
+
+    def open_builder(self, problems: Sequence[Problem]) -> PromptBuilder:
+        """Return the prompt builder of the model. Raises UserError for a model that the learner cannot train.
+
+        Args:
+            problems: all that are to be built; some may have videos.
+        """
+        config, path = self._config, self.model_path
+        builder = make_prompt_builder(config.data, path)
+        builder.allow_videos(problems)
+        if self._checkpoint is not None and config.model.lora is not None:
+            folder, _ = self._checkpoint
+            from_main(lambda: check_base_weights(folder, path))
+        check_architecture(builder.config, path=path, rows=config.model.rows)
+        check_parts(builder.config, config.model, lr_by_part=config.train.lr_by_part)
+        return builder
+
+    def check_disk(self, policy: Policy, device: torch.device) -> None:
+        """Raise UserError where the disk has no room for the checkpoints of this policy."""
+        self._room = from_main(lambda: disk_room(self._config, policy, on_gpu=device.type == "cuda"))
+
+    # -- from here on the folder is written ----------------------------------------------------------
+
+    def keep_checkpoints(
+        self,
+        learner: Learner,
+        builder: PromptBuilder,
+        lines: SaveLines,
+        *,
+        best_step: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Let `checkpoints` write those of this learner.
+
+        Args:
+            learner: has the weights and the optimizer.
+            builder: has the tokenizer.
+            lines: where saves are announced.
+            best_step: gives a step that is kept too.
+        """
+        self.checkpoints = CheckpointWriter(
+            self.directory.path / "checkpoints",
+            learner,
+            builder,
+            self._config.checkpoint,
+            lock=self._lock,
+            best_step=best_step,
+            size=self._room.size,
+            lines=lines,
+        )
+
+    @property
+    def is_at_checkpoint(self) -> bool:
+        """Tell whether the run continues from a checkpoint."""
+        return self._checkpoint is not None
+
+    def restore(self, learner: Learner, order: PromptOrder, ledger: Ledger) -> ResumePoint | None:
+        """Load what a checkpoint holds of every run. Returns the checkpoint; None where the run begins at step 0."""
+        if self._checkpoint is not None:
+            folder, state = self._checkpoint
+            restore_learner(learner, folder, state)
+            order.cursor = state["cursor"]
+            ledger.restore(state["ledger"])
+        return self._checkpoint
+
+    def start(self, contaminated: Sequence[str]) -> None:
+        """Make the folder, or clean that of a resume, count the attempt, and start the trackers.
+
+        Args:
+            contaminated: benchmarks that are trained on, with which the folder is stamped.
+        """
+        from_main(self.directory.remove_leftovers if self._is_resumed else self._create)
+        self.attempt = 1 + max((int(record["attempt"]) for record in self.directory.metrics()), default=0)
+        if rank() != 0:
+            return
+        if contaminated:
+            self.directory.stamp_contaminated(contaminated)
+        log = self._config.log
+        samples_every = self._config.log.samples_every if isinstance(self._config, Config) else 0
+        self.tracking = Tracking(self.directory.path, log, samples_every=samples_every)
+
+    def _create(self) -> None:
+        self.directory.create(self._config)
+        self._lock.acquire()
+
+    def listen(self, note: Callable[[str], None]) -> None:
+        """Note SIGTERM and Ctrl-C from now on. Say first where a resume continues, and what checkpoints take."""
+        if self._is_resumed:
+            for line in from_main(lambda: keep_changes(self.directory, self._config)):
+                note(line)
+            note(where_it_resumes(self.directory, self._checkpoint, self._config.train.steps))
+        for line in self._room.lines():
+            note(line)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._interrupts.listen()
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._is_stop_requested = True
+
+    # -- trackers ------------------------------------------------------------------------------------
+
+    def complaints(self) -> list[str]:
+        """Return a line for each tracker that has failed since the last call."""
+        return self.tracking.complaints() if self.tracking else []
+
+    def close_trackers(self) -> list[str]:
+        """Let the trackers send what is left, and return a line for each."""
+        return self.tracking.close() if self.tracking else []
+
+    # -- saving and stopping -------------------------------------------------------------------------
+
+    def info(
+        self, learner: Learner, order: PromptOrder, ledger: Ledger, contaminated: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return, as JSON, what a checkpoint's manifest holds of every run."""
+        return {
+            "step": self.step,
+            "cursor": order.cursor,
+            "ledger": ledger.state(),
+            "learner": learner.state(),
+            "world_size": world_size(),
+            "seed": self._config.seed,
+            "config_sha256": sha256(self._config.model_dump_json().encode()).hexdigest(),
+            "data": set_digests(self._config.data.train),
+            "contaminated": contaminated,
+        }
+
+    @property
+    def is_save_due(self) -> bool:
+        """Tell whether a checkpoint is due: every checkpoint.every steps and after the last one."""
+        return self.step % self._config.checkpoint.every == 0 or self.step == self._config.train.steps
+
+    def save(self, info: Mapping[str, Any], *, add_files: Callable[[Path], None] = lambda _: None) -> None:
+        """Write a checkpoint of the current weights. See CheckpointWriter.save."""
+        self.checkpoints.save(info, add_files=add_files)
+        self._saved_step = info["step"]
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Let the next `stop_if_asked` save and stop, and say why."""
+        self._stop_reason, self._is_stop_requested = reason, True
+
+    def is_stopped(self) -> bool:
+        """Tell whether what waits should give up."""
+        return self._is_stop_requested or self._interrupts.noted
+
+    def stop_if_asked(self, step: int, save: Callable[[], None]) -> None:
+        """Save, unless this step is saved already, and raise StoppedError if any rank received SIGTERM.
+
+        Otherwise commit an asynchronous save that all ranks have written.
+
+        Args:
+            step: that `save` writes a checkpoint of.
+            save: writes it.
+
+        Raises UserError where another machine has taken the folder over, and KeyboardInterrupt after Ctrl-C.
+        """
+        self._interrupts.check()
+        from_main(self._lock.check)
+        stops = any(all_gather(self._is_stop_requested))
+        self.checkpoints.finish(wait=stops)
+        if not stops:
+            return
+        if step != self._saved_step:  # a folder of this step may be a damaged one that was passed over
+            save()
+            self.checkpoints.finish()
+        if rank() == 0:
+            command = resume_command(self.directory.path, command=self._command)
+            print(f"{self._stop_reason} after step {step}; resume with: {command}", flush=True)
+        raise StoppedError
