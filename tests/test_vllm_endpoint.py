@@ -100,8 +100,9 @@ def test_a_model_takes_the_place_of_the_authors_judge(
     At temperature 0 the tiny model says nothing but control tokens, so it is asked at 1.
     """
     benchmark, cache = BENCHMARKS["mathvista"], tmp_path / "kept"
-    assert benchmark.judge is not None
-    lively = replace(benchmark, judge=replace(benchmark.judge, temperature=1.0, max_tokens=14))
+    assert benchmark.rule.judge is not None
+    judge = replace(benchmark.rule.judge, temperature=1.0, max_tokens=14)
+    lively = replace(benchmark, rule=replace(benchmark.rule, judge=judge))
     monkeypatch.setitem(BENCHMARKS, "mathvista", lively)
     annotations = write_annotations("mathvista", tmp_path / "annotations")
     problems = read_annotations(benchmark, annotations)

@@ -26,8 +26,8 @@ from vlm_rl.types import IMAGE_MARKER
 
 def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
     """Yield the rows of a benchmark's file or folder. Raises UserError where it has no table."""
-    patterns = [pattern.format(split=split) for pattern in benchmark.tables]
-    if not benchmark.has_trials:
+    patterns = [pattern.format(split=split) for pattern in benchmark.files.tables]
+    if not benchmark.files.has_trials:
         tables = _split_tables(benchmark, path, split) or find_tables(path, patterns)
         yield from convert_rows(
             _numbered(read_tables(tables)), partial(_convert, benchmark, _Images(tables[0], benchmark))
@@ -37,14 +37,14 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
         rows = (
             (where, part)
             for where, row in _numbered(read_tables([table]))
-            for part in (benchmark.saved_rows(row, table, place).values() if isinstance(row, dict) else [row])
+            for part in (benchmark.rows.saved_rows(row, table, place).values() if isinstance(row, dict) else [row])
         )
         yield from convert_rows(rows, partial(_convert, benchmark, _Images(table, benchmark)))
 
 
 def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
     """Return the files of a split that consists of several. Raises UserError where one is missing."""
-    names = benchmark.split_files.get(split, ()) if path.is_dir() else ()
+    names = benchmark.files.split_files.get(split, ()) if path.is_dir() else ()
     tables = [path / name for name in names]
     if missing := [table.name for table in tables if not table.is_file()]:
         raise UserError(
@@ -78,7 +78,7 @@ class _Images:
     """A benchmark's images: in the table, beside it, or not there at all."""
 
     def __init__(self, table: Path, benchmark: Benchmark) -> None:
-        folder = table.parent / benchmark.image_folder
+        folder = table.parent / benchmark.files.image_folder
         self._store = ImageStore(folder if folder.is_dir() else table.parent)
 
     @cached_property
@@ -94,15 +94,15 @@ class _Images:
 
 def _convert(benchmark: Benchmark, images: _Images, row: Fields) -> Converted:
     try:
-        problem = benchmark.read_row(row)
+        problem = benchmark.rows.read_row(row)
     except UnusableRowError as error:
         raise RowError(error.reason, str(error), known=error.known) from None
     if not problem.question:
         raise RowError("question_missing", "question is missing")
-    if benchmark.needs_options and not problem.choices:
+    if benchmark.rows.needs_options and not problem.choices:
         raise RowError("options", "the options cannot be told apart, or there are none")
     gold_of(authors_gold(problem))  # raises RowError where its braces do not close
-    values = benchmark.images(row)
+    values = benchmark.rows.images(row)
     references = [reference for value in values if (reference := images.reference(value)) is not None]
     if len(references) == len(values):
         return problem, references

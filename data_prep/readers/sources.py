@@ -45,7 +45,8 @@ class Source:
 
 def _benchmark(benchmark: Benchmark) -> Source:
     reader = partial(read_benchmark, benchmark)
-    return Source(reader, benchmark.hub, benchmark.hub_files, benchmark.splits, benchmark.num_rows)
+    files = benchmark.files
+    return Source(reader, files.hub, files.hub_files, files.splits, files.num_rows)
 
 
 _PARQUET = ("*.parquet", "**/*.parquet")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from vlm_rl.demo.numbers.token_counts import tokenizer_file
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.evaluate import summarise
+from vlm_rl.evaluation.scores import summarise
 from vlm_rl.run.directory import EvalResult, RunDirectory
 from vlm_rl.run.eval_record import LATER_COLUMNS, EvalRecord
 

@@ -50,7 +50,7 @@ from vlm_rl.demo.panels.training import training_panel
 from vlm_rl.demo.web.formulas import TextSpan, spans_of
 from vlm_rl.demo.web.rendering import formulas_html, value_html
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.evaluate import summarise
+from vlm_rl.evaluation.scores import summarise
 from vlm_rl.report.html import stylesheet
 from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory

@@ -397,7 +397,7 @@ def test_a_gold_is_its_own_right_answer(name: str, annotated: Annotated) -> None
     missed = set()
     for asked in annotated(name):
         gold = authors_gold(asked)
-        judged = benchmark.official_rule(asked, Response(asked.id, gold, extraction=gold))
+        judged = benchmark.rule.judgement(asked, Response(asked.id, gold, extraction=gold))
         if not isinstance(judged, Judgement) or judged.verdict != "correct":
             missed.add(benchmark.own_id(asked))
     assert missed <= {"168", "849"}

@@ -42,7 +42,7 @@ def grader() -> Iterator[Grader]:
 
 def problems_of(name: str) -> dict[str, Problem]:
     rows = [row for rows in ROWS[name].values() for row in rows]
-    problems = [BENCHMARKS[name].read_row(row) for row in rows if isinstance(row, dict)]
+    problems = [BENCHMARKS[name].rows.read_row(row) for row in rows if isinstance(row, dict)]
     return {BENCHMARKS[name].own_id(problem): problem for problem in problems}
 
 

@@ -19,7 +19,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
@@ -98,7 +98,7 @@ def test_each_engine_repeats_itself_and_greedy_agrees(data: Path, samplers: dict
         for sampler in samplers.values():
             for params in (GREEDY, SAMPLED):
                 once, twice = (
-                    evaluate(problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=3, step=0)
+                    evaluate(problems, Asking(builder, sampler, params, seed=3, step=0), Judging(grader))
                     for _ in range(2)
                 )
                 assert once.records == twice.records and once.summary == twice.summary

@@ -31,11 +31,13 @@ from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
-from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise
+from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
+from vlm_rl.evaluation.records import grade_groups
 from vlm_rl.evaluation.results_folder import refuse_another_model
 from vlm_rl.evaluation.resume import answer_settings, changed_settings, data_digest
+from vlm_rl.evaluation.scores import score_line, summarise
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
@@ -240,9 +242,10 @@ def counting(seen: list[int]) -> Callable[..., None]:
 
 def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS, **options):
     params = SamplingParams(temperature=float(samples > 1), max_tokens=6, responses=samples)
-    return evaluate(
-        problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=0, step=60, **options
-    )
+    how = {key: options.pop(key) for key in ("images", "prompt") if key in options}
+    judging = {key: options.pop(key) for key in ("mode", "judge_model") if key in options}
+    asking = Asking(builder, sampler, params, seed=0, step=60, **how)
+    return evaluate(problems, asking, Judging(grader, **judging), **options)
 
 
 def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_path: Path) -> None:
@@ -340,7 +343,7 @@ def test_controls_show_the_model_other_pixels(sampler, builder, grader: Grader, 
 
 def test_large_sets_do_not_keep_their_images(sampler, builder, grader: Grader, monkeypatch) -> None:
     size = sum(len(data) for p in PROBLEMS for data in p.images)
-    monkeypatch.setattr("vlm_rl.evaluation.evaluate._KEPT_IMAGE_BYTES", 2 * size - 1)
+    monkeypatch.setattr("vlm_rl.evaluation.records._KEPT_IMAGE_BYTES", 2 * size - 1)
     assert run_evaluation(sampler, builder, grader, samples=1).records[0].image is not None
     twice = run_evaluation(sampler, builder, grader, samples=2)  # every image would be stored twice
     assert {r.image for r in twice.records} == {None}
@@ -383,7 +386,7 @@ class Parrot:
 
 def test_another_precision_of_the_weights_is_another_setting(sampler, builder) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, responses=1)
-    settings = answer_settings(PROBLEMS, builder=builder, sampler=sampler, params=params, seed=0, step=0)
+    settings = answer_settings(PROBLEMS, Asking(builder, sampler, params, seed=0, step=0))
     assert settings["dtype"] == "float32" and changed_settings(settings, settings) == []
     assert changed_settings({**settings, "dtype": "bfloat16"}, settings) == ["dtype"]
 

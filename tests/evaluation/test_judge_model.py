@@ -34,8 +34,8 @@ def problem_of(**changes: Any) -> Problem:
 
 def talk(benchmark: Benchmark, problem: Problem, text: str, *replies: str) -> tuple[list[str], Judgement]:
     """Return the requests of a dialogue with these replies, all of which are asked for, and its verdict."""
-    assert benchmark.judge is not None
-    dialogue, asked, left = benchmark.judge.dialogue(problem, Response("1", text)), [], list(replies)
+    assert benchmark.rule.judge is not None
+    dialogue, asked, left = benchmark.rule.judge.dialogue(problem, Response("1", text)), [], list(replies)
     try:
         asked.append(next(dialogue))
         while True:
@@ -102,8 +102,8 @@ def answered(folder: Path, name: str, text: str) -> list[Any]:
     benchmark = BENCHMARKS[name]
     problems = read_annotations(benchmark, annotations)
     responses = folder / f"{name}.json"
-    rows = [{benchmark.response_ids[0]: benchmark.own_id(p), "response": text} for p in problems]
-    if benchmark.response_ids[0] == "_key":
+    rows = [{benchmark.rows.response_ids[0]: benchmark.own_id(p), "response": text} for p in problems]
+    if benchmark.rows.response_ids[0] == "_key":
         responses.write_text(json.dumps({row.pop("_key"): row for row in rows}))
     else:
         responses.write_text(json.dumps(rows))
@@ -128,7 +128,7 @@ def test_a_score_names_its_judge_and_asks_once(
     assert first["rule"] == "official, judge only" and "emulation" not in first
     assert first["judge"]["requests"] == asked > 0 and first["judge"]["authors_model"].startswith("gpt-")
     body = server.asked[0]
-    published = BENCHMARKS[name].judge
+    published = BENCHMARKS[name].rule.judge
     assert published is not None and body["model"] == "only"
     assert (body["temperature"], body["max_tokens"]) == (published.temperature, published.max_tokens)
     if name == "mathvista":
@@ -142,7 +142,7 @@ def test_a_score_names_its_judge_and_asks_once(
     assert second["scores"] == first["scores"] and second["rows"] == first["rows"]
     without = score(words, "--mode", "official")
     assert without["rule"] == "emulated" and without["emulation"] and "judge" not in without
-    assert BENCHMARKS[name].emulation in capsys.readouterr().out
+    assert BENCHMARKS[name].rule.emulation in capsys.readouterr().out
 
 
 def test_a_judge_that_fails_is_counted(tmp_path: Path, server: ChatServer) -> None:

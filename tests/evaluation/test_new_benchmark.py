@@ -17,7 +17,15 @@ PARITY = '''"""Parity: is a number odd or even?"""
 
 from dataclasses import replace
 
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Judgement, PublishedPrompt
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
+    Judgement,
+    PublishedPrompt,
+    PublishedRule,
+)
 from vlm_rl.evaluation.benchmarks.protocols import TEXT, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text
 
@@ -37,16 +45,12 @@ def official_rule(problem, response):
 
 BENCHMARK = Benchmark(
     name="parity",
-    hub="",
-    tables=("parity.jsonl",),
-    images=lambda row: [],
-    read_row=read_row,
-    official_rule=official_rule,
-    needs_judge_model=False,
-    facets=lambda problem: {"digits": problem.meta["digits"]},
-    response_ids=("n",),
-    prompt=PublishedPrompt("parity", "nowhere", before="Odd or even? "),
     protocol=replace(TEXT, max_tokens=Stated(4, "one word")),
+    files=BenchmarkFiles(hub="", tables=("parity.jsonl",)),
+    rows=BenchmarkRows(read_row=read_row, images=lambda row: [], response_ids=("n",)),
+    rule=PublishedRule(judgement=official_rule, needs_judge_model=False),
+    report=BenchmarkReport(facets=lambda problem: {"digits": problem.meta["digits"]}),
+    prompt=PublishedPrompt("parity", "nowhere", before="Odd or even? "),
 )
 '''
 

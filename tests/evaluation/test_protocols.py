@@ -34,7 +34,7 @@ def test_every_setting_of_a_protocol_can_be_used_and_has_a_source(name: str) -> 
     protocol, template = benchmark.protocol, benchmark.stated_template
     settings = [template, *(getattr(protocol, field.name) for field in fields(protocol))]
     assert all(setting.source for setting in settings)
-    assert protocol.split.value in ("", *benchmark.splits)
+    assert protocol.split.value in ("", *benchmark.files.splits)
     assert eval_template(template.value) is not None
     assert (protocol.samples.value > 1) == (protocol.temperature.value > 0)
     for mode in (None, "official"):

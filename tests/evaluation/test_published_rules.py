@@ -345,4 +345,4 @@ def test_dynamath_decides_as_its_published_rule(annotated: Annotated) -> None:
 
 @pytest.mark.parametrize("name", ["mathvision", "dynamath", "wemath"])
 def test_a_rule_needs_no_judge_model(name: str) -> None:
-    assert not BENCHMARKS[name].needs_judge_model
+    assert not BENCHMARKS[name].rule.needs_judge_model

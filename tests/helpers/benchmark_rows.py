@@ -322,7 +322,7 @@ def write_annotations(benchmark: str, folder: Path) -> list[Path]:
 def write_images(benchmark: str, folder: Path) -> None:
     """Write an image of its own for every made row that names one, where the row's benchmark looks for it."""
     for name, rows in ROWS[benchmark].items():
-        place = (folder / name).parent / BENCHMARKS[benchmark].image_folder
+        place = (folder / name).parent / BENCHMARKS[benchmark].files.image_folder
         for row in rows.values() if isinstance(rows, dict) else rows:
             if file := next((row[column] for column in ("image", "image_path", "imagename") if column in row), None):
                 path = place / file

@@ -41,6 +41,7 @@ from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl import train as loop
 from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
+from vlm_rl.evaluation.evaluate import Asking
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner import saving
@@ -157,10 +158,10 @@ def lose_servers_of(rank: int, evaluation: int) -> None:
     def generate(*_: Any, **__: Any) -> Any:
         raise ServersGoneError("no rollout server has worked")
 
-    def evaluated(*args: Any, sampler: Any, **of_call: Any) -> Any:
+    def evaluated(run: RunDirectory, name: str, problems: Any, asking: Asking, *args: Any, **of_call: Any) -> Any:
         if next(numbers) == evaluation and int(os.environ["RANK"]) == rank:
-            sampler.generate = generate
-        return evaluate_into(*args, sampler=sampler, **of_call)
+            asking.sampler.generate = generate
+        return evaluate_into(run, name, problems, asking, *args, **of_call)
 
     periodic_evaluation.evaluate_into = evaluated
 

@@ -29,7 +29,7 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
-from vlm_rl.evaluation.evaluate import score_line
+from vlm_rl.evaluation.evaluate import Asking, Judging
 from vlm_rl.evaluation.results_folder import refuse_another_model, refuse_existing, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
@@ -39,6 +39,7 @@ from vlm_rl.evaluation.resume import (
     evaluate_into,
     journal_path,
 )
+from vlm_rl.evaluation.scores import score_line
 from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
 from vlm_rl.grading.grader import Grader
 from vlm_rl.model_files.hub_models import hub_name
@@ -130,22 +131,14 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
-            asked = [_settings(item, options, origin, judge_model, builder=builder, sampler=sampler) for item in sets]
-            left = _unanswered(results, sets, asked, origin)
-            for eval_set, settings in left:
+            asked = {item.name: _asking(item, options, origin, builder, sampler) for item in sets}
+            settings_of = [_settings(item, options, asked[item.name], judge_model) for item in sets]
+            for eval_set, settings in _unanswered(results, sets, settings_of, origin):
                 make_console().print(eval_set.how.line(eval_set.name))
                 if eval_set.note:
                     make_console().print(f"{eval_set.name}: {eval_set.note}")
-                summary = _answer(
-                    eval_set,
-                    settings,
-                    options,
-                    results,
-                    builder=builder.with_template(eval_set.how.template),
-                    sampler=sampler,
-                    grader=grader,
-                    judge_model=judge_model,
-                )
+                judging = Judging(grader, eval_set.how.mode, judge_model)
+                summary = _answer(eval_set, asked[eval_set.name], judging, options, results, settings)
                 make_console().print(score_line(eval_set.name, summary))
                 for line in judge_lines(summary):
                     make_console().print(line)
@@ -164,49 +157,46 @@ def _check_alike(options: argparse.Namespace) -> None:
     check_same(all_gather(words), what="command")
 
 
+def _asking(
+    eval_set: EvalSet, options: argparse.Namespace, origin: Origin, builder: PromptBuilder, sampler: Sampler
+) -> Asking:
+    how = eval_set.how
+    return Asking(
+        builder.with_template(how.template),
+        sampler,
+        how.params,
+        seed=options.seed,
+        step=origin.step,
+        images=options.images,
+        prompt=how.prompt,
+    )
+
+
 def _answer(
     eval_set: EvalSet,
-    settings: AnswerSettings,
+    asking: Asking,
+    judging: Judging,
     options: argparse.Namespace,
     results: RunDirectory,
-    *,
-    builder: PromptBuilder,
-    sampler: Sampler,
-    grader: Grader,
-    judge_model: JudgeModel | None,
+    settings: AnswerSettings,
 ) -> dict[str, Any]:
     """Answer one set with a progress bar, write its result and return its summary."""
-    how = eval_set.how
     with progress(f"evaluating {eval_set.name}", total=len(share(eval_set.problems))) as advance:
         return evaluate_into(
             results,
             eval_set.name,
             eval_set.problems,
+            asking,
+            judging,
             settings=settings,
-            about={"protocol": how.sources, "split_note": eval_set.note},
-            step=settings["step"],
-            sampler=sampler,
-            builder=builder,
-            grader=grader,
-            params=how.params,
-            seed=options.seed,
-            images=options.images,
-            batch_size=max(1, options.batch_size // how.params.responses),
+            about={"protocol": eval_set.how.sources, "split_note": eval_set.note},
+            batch_size=max(1, options.batch_size // asking.params.responses),
             advance=advance,
-            mode=how.mode,
-            prompt=how.prompt,
-            judge_model=judge_model,
         )
 
 
 def _settings(
-    eval_set: EvalSet,
-    options: argparse.Namespace,
-    origin: Origin,
-    judge_model: JudgeModel | None,
-    *,
-    builder: PromptBuilder,
-    sampler: Sampler,
+    eval_set: EvalSet, options: argparse.Namespace, asking: Asking, judge_model: JudgeModel | None
 ) -> AnswerSettings:
     """Return everything that decides the answers, for the summary and for a resume."""
     how = eval_set.how
@@ -220,14 +210,7 @@ def _settings(
         "max_prompt_tokens": options.max_prompt_tokens,
         "tensor_parallel": options.tensor_parallel if options.tensor_parallel > 1 else None,  # as before
         "judge_model": judge_model.name if judge_model else None,
-    } | answer_settings(
-        eval_set.problems,
-        builder=builder.with_template(how.template),
-        sampler=sampler,
-        params=how.params,
-        seed=options.seed,
-        step=origin.step,
-    )
+    } | answer_settings(eval_set.problems, asking)
 
 
 def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
@@ -277,7 +260,7 @@ def _open_set(path: Path, options: argparse.Namespace, origin: Origin) -> EvalSe
     benchmark = benchmark_of(problems)
     note = ""
     if benchmark is not None:
-        note = split_note(benchmark.protocol, recorded.get("options", {}).get("split") or benchmark.splits[0])
+        note = split_note(benchmark.protocol, recorded.get("options", {}).get("split") or benchmark.files.splits[0])
     return EvalSet(
         path=path,
         name=name if options.images == "real" else f"{name}-{options.images}",

@@ -1,21 +1,20 @@
 """Measure a policy on problems: sampler, then grader, to one record per response and a summary.
 
     params = SamplingParams(temperature=0, max_tokens=256, responses=1)         # greedy
-    evaluation = evaluate(problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=0, step=60)
+    asking = Asking(builder, sampler, params, seed=0, step=60)
+    evaluation = evaluate(problems, asking, Judging(grader))
     run.write_eval("toy-test", 60, evaluation.records, evaluation.summary)
 
-Scoring is strict (the final box after the reasoning, and none means wrong) unless `mode` is official: the published
+Scoring is strict (the final box after the reasoning, and none means wrong) unless the mode is official: the published
 rule of the benchmark that the problems come from. Under torchrun every rank calls `evaluate` with the same problems,
 answers its share, and gets the whole evaluation back.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,27 +24,24 @@ from vlm_rl.distributed import all_gather, gather_shares, share
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
-    JudgedResponse,
-    Judgement,
     Mode,
     PublishedPrompt,
-    Response,
 )
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel
-from vlm_rl.evaluation.benchmarks.judging import benchmark_scores, judge, judge_facts, rule_name
+from vlm_rl.evaluation.benchmarks.judging import judge_facts, rule_name
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
-from vlm_rl.evaluation.image_controls import ImageMode, image_digests, with_images
+from vlm_rl.evaluation.image_controls import ImageMode, with_images
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.evaluation.pipeline import overlapped
-from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
+from vlm_rl.evaluation.records import by_official_rule, grade_groups, with_kept_images
+from vlm_rl.evaluation.scores import scores_of_benchmark, summarise
+from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
-from vlm_rl.stats import score_interval
-from vlm_rl.templates import Template, states_answer
-from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
+from vlm_rl.types import Problem, Prompt, Rollout
 
-_KEPT_IMAGE_BYTES = 32 * 2**20
+Records = dict[str, list[EvalRecord]]  # problem id -> its responses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,326 +52,207 @@ class Evaluation:
     summary: dict[str, Any]  # plain JSON; `summarise` and `evaluate` say what it holds
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking:
+    """How problems are asked."""
+
+    builder: PromptBuilder
+    sampler: Sampler
+    params: SamplingParams  # with k responses to each problem: the k of avg@k
+    seed: int
+    step: int
+    images: ImageMode = "real"  # other than real is a control; see `with_images`
+    prompt: PublishedPrompt | None = None  # asks in a benchmark's own words
+
+    def prompt_of(self, problem: Problem) -> Prompt:
+        """Return the prompt of a problem. Raises UserError where it cannot be rendered."""
+        return self.builder.build(self.prompt.applied(problem) if self.prompt else problem)
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
+        """Return the responses to each prompt."""
+        return self.sampler.generate(SampleRequest(prompts, self.params, seed=self.seed, step=self.step))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judging:
+    """How responses are judged."""
+
+    grader: Grader
+    mode: Mode = "strict"  # official: the published rule of the problems' benchmark
+    judge_model: JudgeModel | None = None  # takes the place of the published rule's judge, with mode official
+
+
 def evaluate(
     problems: Sequence[Problem],
+    asking: Asking,
+    judging: Judging,
     *,
-    sampler: Sampler,
-    builder: PromptBuilder,
-    grader: Grader,
-    params: SamplingParams,
-    seed: int,
-    step: int,
-    images: ImageMode = "real",
     batch_size: int = 64,
     advance: Callable[..., object] | None = None,
     journal: Journal | None = None,
-    mode: Mode = "strict",
-    prompt: PublishedPrompt | None = None,
-    judge_model: JudgeModel | None = None,
 ) -> Evaluation:
-    """Answer every problem `params.responses` times (the k of avg@k) and grade the responses.
+    """Answer every problem `params.responses` times and grade the responses.
 
     Beside the numbers of `summarise`, and those of the problems' benchmark, the summary holds how they came about:
     mode, rule, images, sampling, seed, step, template, sampler, policy and grader version.
 
     Args:
-        images: other than real is a control; see `with_images`.
+        problems: the set.
+        asking: how they are asked.
+        judging: how the responses are judged.
         batch_size: prompts that are answered together. Three times as many are in memory: while a batch is answered,
             the next one is built and the last one graded.
         advance: called as `advance(n, note=...)` when n more of this rank's problems are done, with the score so far.
         journal: keeps finished problems; those that it already holds are not answered again.
-        mode: strict, or official for the published rule of the problems' benchmark.
-        prompt: asks in a benchmark's own words.
-        judge_model: takes the place of the published rule's judge, with mode official.
 
     Raises:
         UserError: problems that cannot be rendered or do not fit, or official for problems of no known benchmark.
         ServersGoneError: on every rank, where one has lost all its rollout servers.
     """
-    shown = with_images(problems, images, seed=seed)
+    shown, benchmark = shown_problems(problems, asking, judging)
+    cost = dict(judging.judge_model.cost) if judging.judge_model is not None else {}
+    answered = answer_share(
+        share(shown), asking, judging, benchmark, batch_size=batch_size, advance=advance, journal=journal
+    )
+    records = gathered_records(answered, shown, benchmark)
+    summary = {
+        **summarise(records),
+        **scores_of_benchmark(benchmark, shown, records),
+        **conditions(asking, judging, benchmark, left_out=len(problems) - len(shown), cost_before=cost),
+    }
+    return Evaluation(with_kept_images(records, shown, samples=asking.params.responses), summary)
+
+
+def shown_problems(
+    problems: Sequence[Problem], asking: Asking, judging: Judging
+) -> tuple[list[Problem], Benchmark | None]:
+    """Return the problems as the policy sees them, and their benchmark, if it is a known one.
+
+    Raises UserError where nothing is left to show, and where the mode is official without a benchmark.
+    """
+    shown = with_images(problems, asking.images, seed=asking.seed)
     if not shown:
         raise UserError(
-            f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images; "
+            f"nothing to evaluate: {len(problems)} problems, none of which can be shown {asking.images} images; "
             "use a set with images"
         )
     benchmark = benchmark_of(shown)
-    if mode == "official" and benchmark is None:
+    if judging.mode == "official" and benchmark is None:
         sources = ", ".join(sorted({problem.source or "no named source" for problem in shown}))
         raise UserError(
             f"mode official needs problems of one known benchmark; these are of {sources}; use mode strict"
         )
-    grader.check_programs(shown)
-    mine = share(shown)
+    judging.grader.check_programs(shown)
+    return shown, benchmark
+
+
+def answer_share(
+    mine: Sequence[Problem],
+    asking: Asking,
+    judging: Judging,
+    benchmark: Benchmark | None,
+    *,
+    batch_size: int,
+    advance: Callable[..., object] | None,
+    journal: Journal | None,
+) -> Records:
+    """Answer and judge this rank's problems, except those that the journal holds. Arguments: see `evaluate`.
+
+    Raises ServersGoneError on every rank, where one has lost all its rollout servers, so that all save together.
+    """
     answered = dict(journal.done) if journal is not None else {}
     left = [problem for problem in mine if problem.id not in answered]
     if advance is not None and len(left) < len(mine):
         advance(len(mine) - len(left), note=_score_so_far(answered))
     batches = [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
     batches += [[]] * (max(all_gather(len(batches))) - len(batches))  # ranks that share an engine answer together
-    official = benchmark if mode == "official" else None
-    cost = dict(judge_model.cost) if judge_model is not None else {}
+
+    def judged(
+        batch: Sequence[Problem], prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]
+    ) -> list[list[EvalRecord]]:
+        how = {"grader": judging.grader, "template": asking.builder.template}
+        records = grade_groups(batch, prompts, groups, **how)
+        if judging.mode == "official" and benchmark is not None:
+            records = by_official_rule(benchmark, batch, records, judge_model=judging.judge_model, **how)
+        if journal is not None:
+            journal.add(records)
+        return records
+
     answering = overlapped(
         batches,
-        before=lambda batch: [builder.build(prompt.applied(problem) if prompt else problem) for problem in batch],
-        heavy=lambda prompts: sampler.generate(SampleRequest(prompts, params, seed=seed, step=step)),
-        after=partial(
-            _grade_batch,
-            grader=grader,
-            template=builder.template,
-            official=official,
-            journal=journal,
-            judge_model=judge_model,
-        ),
+        before=lambda batch: [asking.prompt_of(problem) for problem in batch],
+        heavy=asking.answers,
+        after=judged,
     )
     lost: ServersGoneError | None = None
     with closing(answering):
         try:
-            for batch, graded in zip(batches, answering, strict=True):
-                answered |= zip((problem.id for problem in batch), graded, strict=True)
+            for batch, records in zip(batches, answering, strict=True):
+                answered |= zip((problem.id for problem in batch), records, strict=True)
                 if advance is not None:
                     advance(len(batch), note=_score_so_far(answered))
         except ServersGoneError as error:
             lost = error
     if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
-        raise lost or ServersGoneError(reasons[0])  # on all ranks, which then save together
-    records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
-    if benchmark is not None:  # here, so that problems of an older journal have it too
-        clusters = {problem.id: benchmark.cluster_of(problem) for problem in shown}
-        records = [replace(record, cluster=clusters[record.problem_id]) for record in records]
-    if judge_model is not None:
-        spent = all_gather({name: number - cost[name] for name, number in judge_model.cost.items()})
-        cost = {name: sum(rank_cost[name] for rank_cost in spent) for name in cost}
-    conditions = {
+        raise lost or ServersGoneError(reasons[0])
+    return answered
+
+
+def gathered_records(answered: Records, shown: Sequence[Problem], benchmark: Benchmark | None) -> list[EvalRecord]:
+    """Return the records of all ranks, in the problems' order.
+
+    Args:
+        answered: the records of this rank's share.
+        shown: the problems of all ranks.
+        benchmark: theirs, which says which problems were made from one.
+    """
+    mine = [answered[problem.id] for problem in share(shown)]
+    records = [record for group in gather_shares(mine) for record in group]
+    if benchmark is None:
+        return records
+    clusters = {problem.id: benchmark.cluster_of(problem) for problem in shown}
+    return [replace(record, cluster=clusters[record.problem_id]) for record in records]
+
+
+def conditions(
+    asking: Asking,
+    judging: Judging,
+    benchmark: Benchmark | None,
+    *,
+    left_out: int,
+    cost_before: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return how the numbers of an evaluation came about, as plain JSON.
+
+    Args:
+        asking: how the problems were asked.
+        judging: how the responses were judged.
+        benchmark: of the problems.
+        left_out: problems that a control cannot show.
+        cost_before: what the judge model of this rank had cost before.
+    """
+    judge, mode = judging.judge_model, judging.mode
+    cost: dict[str, int] = {}
+    if judge is not None:
+        spent = all_gather({name: number - cost_before[name] for name, number in judge.cost.items()})
+        cost = {name: sum(rank_cost[name] for rank_cost in spent) for name in cost_before}
+    return {
         "mode": mode,
-        "rule": rule_name(benchmark, mode, judge_model),
-        **judge_facts(benchmark, mode, judge_model, cost),
-        "images": images,
-        "left_out": len(problems) - len(shown),  # by the control
-        "sampling": asdict(params),
-        "seed": seed,
-        "step": step,
-        "template": builder.template.name,
-        "sampler": sampler.name,
-        "policy_version": sampler.policy_version,
+        "rule": rule_name(benchmark, mode, judge),
+        **judge_facts(benchmark, mode, judge, cost),
+        "images": asking.images,
+        "left_out": left_out,
+        "sampling": asdict(asking.params),
+        "seed": asking.seed,
+        "step": asking.step,
+        "template": asking.builder.template.name,
+        "sampler": asking.sampler.name,
+        "policy_version": asking.sampler.policy_version,
         "grader_version": GRADER_VERSION,
     }
-    summary = summarise(records) | _benchmark_scores(benchmark, shown, records) | conditions
-    return Evaluation(_with_kept_images(records, shown, samples=params.responses), summary)
 
 
-def _grade_batch(
-    problems: Sequence[Problem],
-    prompts: Sequence[Prompt],
-    groups: Sequence[Sequence[Rollout]],
-    *,
-    grader: Grader,
-    template: Template,
-    official: Benchmark | None,
-    journal: Journal | None,
-    judge_model: JudgeModel | None,
-) -> list[list[EvalRecord]]:
-    """Return the records of answered problems; a journal has them on the disk as well."""
-    graded = grade_groups(problems, prompts, groups, grader=grader, template=template)
-    if official is not None:
-        graded = by_official_rule(
-            official, problems, graded, grader=grader, template=template, judge_model=judge_model
-        )
-    if journal is not None:
-        journal.add(graded)
-    return graded
-
-
-def grade_groups(
-    problems: Sequence[Problem],
-    prompts: Sequence[Prompt],
-    groups: Sequence[Sequence[Rollout]],
-    *,
-    grader: Grader,
-    template: Template,
-) -> list[list[EvalRecord]]:
-    """Return per problem the records of its responses, graded with the prompt's prefill in front, without images.
-
-    Args:
-        problems: those that were answered.
-        prompts: how each problem was asked, in the same order.
-        groups: the responses to each problem, in the same order.
-        grader: compares the answers with the golds.
-        template: where the answer must be in a response.
-    """
-    answered = list(zip(problems, prompts, groups, strict=True))
-    tasks = [
-        task_of(problem, prompt.prefill + rollout.text, template)
-        for problem, prompt, group in answered
-        for rollout in group
-    ]
-    grades = iter(grader.grade_many(tasks))
-    return [
-        [_record(problem, prompt, rollout, next(grades)) for rollout in group] for problem, prompt, group in answered
-    ]
-
-
-def by_official_rule(
-    benchmark: Benchmark,
-    problems: Sequence[Problem],
-    groups: Sequence[Sequence[EvalRecord]],
-    *,
-    grader: Grader,
-    template: Template,
-    judge_model: JudgeModel | None = None,
-) -> list[list[EvalRecord]]:
-    """Return the records with the verdicts of the benchmark's published rule.
-
-    Args:
-        benchmark: the benchmark that all problems come from.
-        problems: those that were answered.
-        groups: the records of each problem's responses, in the same order.
-        grader: compares what the rule leaves to it.
-        template: where the strict rule would look for the answer.
-        judge_model: is asked what the rule asks a model.
-    """
-    answered = [
-        (problem, Response(problem.id, record.response, record.sample_index))
-        for problem, group in zip(problems, groups, strict=True)
-        for record in group
-    ]
-    judged = iter(
-        judge(benchmark, answered, mode="official", grader=grader, template=template, judge_model=judge_model)
-    )
-    return [[_judged_officially(record, next(judged).judgement) for record in group] for group in groups]
-
-
-def _judged_officially(record: EvalRecord, judgement: Judgement) -> EvalRecord:
-    return replace(
-        record,
-        verdict=judgement.verdict,
-        extracted=judgement.extracted,
-        path="official",
-        reason=f"{judgement.reason}; {judgement.note}" if judgement.note else judgement.reason,
-    )
-
-
-def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) -> EvalRecord:
-    response = prompt.prefill + rollout.text
-    return EvalRecord(
-        problem_id=problem.id,
-        sample_index=rollout.index,
-        prompt_text=prompt.text,
-        response=response,
-        length=len(rollout.ids),
-        stop_reason=rollout.stop_reason,
-        extracted=grade.extracted,
-        gold=problem.answer,
-        verdict=grade.verdict,
-        path=grade.path,
-        reason=grade.reason,
-        has_box=states_answer(response, is_program=problem.answer_type == "code"),
-        category=problem.category,
-        image_sha256=image_digests(problem),
-        image=None,
-        question=name_videos(problem.question, problem.videos),
-        image_sizes=[f"{image.width}x{image.height}" for image in prompt.pictures],
-    )
-
-
-def _with_kept_images(
-    records: Sequence[EvalRecord], problems: Sequence[Problem], *, samples: int
-) -> list[EvalRecord]:
-    """Return the records with the images that were shown, where that stays small: `samples` rows repeat each."""
-    images: dict[str, list[bytes]] = {}
-    size = 0
-    for problem in problems:
-        images[problem.id] = list(problem.images)
-        size += samples * sum(map(len, images[problem.id]))
-        if size > _KEPT_IMAGE_BYTES:
-            return list(records)
-    return [replace(record, image=images[record.problem_id]) for record in records]
-
-
-# -- scores ----------------------------------------------------------------------------------------
-
-
-def _benchmark_scores(
-    benchmark: Benchmark | None, problems: Sequence[Problem], records: Sequence[EvalRecord]
-) -> dict[str, Any]:
-    """Return what the benchmark reports of these verdicts; {} for other sets."""
-    if benchmark is None:
-        return {}
-    problem_of = {problem.id: problem for problem in problems}
-    judged = [
-        JudgedResponse(
-            problem_of[record.problem_id],
-            Response(record.problem_id, record.response, record.sample_index),
-            Judgement(record.verdict, record.extracted, record.reason),
-            has_box=record.has_box,
-            cluster=record.cluster,
-        )
-        for record in records
-    ]
-    return benchmark_scores(benchmark, judged)
-
-
-def _score_so_far(answered: Mapping[str, Sequence[EvalRecord]]) -> str:
+def _score_so_far(answered: Records) -> str:
     """Return the note of the progress line."""
     verdicts = [record.correct for group in answered.values() for record in group]
     return f"accuracy {np.mean(verdicts):.3f}" if verdicts else ""
-
-
-def summarise(records: Sequence[EvalRecord]) -> dict[str, Any]:
-    """Return the scores of an evaluation as plain JSON; a mean over nothing is None.
-
-    accuracy            avg@k: the mean over problems of the share of right samples
-    interval            its 95 % interval over problems, or their clusters (stats.score_interval)
-    *_share             of the responses
-    timeouts, errors    responses that the grader could not judge; they count as wrong
-    *_length            tokens, the end-of-sequence token included
-    """
-    right: dict[str, list[bool]] = defaultdict(list)
-    clusters: dict[str, str] = {}
-    for record in records:
-        right[record.problem_id].append(record.correct)
-        clusters[record.problem_id] = record.cluster or record.problem_id
-    score_P = np.array([np.mean(samples) for samples in right.values()])
-    correct = np.array([record.correct for record in records], dtype=bool)
-    length = np.array([record.length for record in records], dtype=np.float64)
-    return {
-        "num_problems": len(right),
-        "num_responses": len(records),
-        "k": max(map(len, right.values()), default=0),
-        "accuracy": _mean(score_P),
-        "interval": list(score_interval(score_P, [*clusters.values()])) if len(score_P) else None,
-        "box_share": _mean([record.has_box for record in records]),
-        "truncated_share": _mean([record.stop_reason == "length" for record in records]),
-        "timeouts": sum(record.verdict == "timeout" for record in records),
-        "errors": sum(record.verdict == "error" for record in records),
-        "mean_length": _mean(length),
-        "median_length": _quantile(length, 0.5),
-        "p90_length": _quantile(length, 0.9),
-        "mean_length_correct": _mean(length[correct]),
-        "mean_length_wrong": _mean(length[~correct]),
-    }
-
-
-def score_line(name: str, summary: Mapping[str, Any]) -> str:
-    """Return one set's result as a line: the benchmark's own number first, then what it takes to believe it."""
-    k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
-    headline = summary.get("headline", "accuracy")
-    own = summary["scores"][headline] if headline != "accuracy" else None
-    return (
-        f"{name}: "
-        + (f"{headline} {_with_ends(own['score'], own['interval'])} of {own['n']}, " if own and own["n"] else "")
-        + f"accuracy{k} {_with_ends(summary['accuracy'], summary['interval'])}, n {summary['num_problems']}, "
-        f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
-        f"timeouts {summary['timeouts']}, errors {summary['errors']}, mean length {summary['mean_length']:.1f}"
-    )
-
-
-def _with_ends(score: float, interval: Sequence[float]) -> str:
-    return f"{score:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-
-
-def _mean(values: Sequence[Any] | np.ndarray) -> float | None:
-    return float(np.mean(values)) if len(values) else None
-
-
-def _quantile(values: np.ndarray, q: float) -> float | None:
-    return float(np.quantile(values, q)) if len(values) else None

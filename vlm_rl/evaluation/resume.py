@@ -14,13 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import barrier, rank, world_size
-from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import vllm_version
 from vlm_rl.types import Problem
 
@@ -29,31 +28,15 @@ AnswerSettings = dict[str, Any]  # everything that decides the answers
 _LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
 
 
-def answer_settings(
-    problems: Sequence[Problem],
-    *,
-    builder: PromptBuilder,
-    sampler: Sampler,
-    params: SamplingParams,
-    seed: int,
-    step: int,
-) -> AnswerSettings:
-    """Return everything that decides the answers to these problems, except the policy itself.
-
-    Args:
-        problems: the set.
-        builder: renders the prompts.
-        sampler: draws the responses.
-        params: how the responses are drawn.
-        seed: of the sampling.
-        step: the checkpoint's step, which the sampling depends on.
-    """
+def answer_settings(problems: Sequence[Problem], asking: Asking) -> AnswerSettings:
+    """Return everything that decides the answers to these problems, except the policy itself."""
+    builder, sampler = asking.builder, asking.sampler
     return {
         "data_sha256": data_digest(problems),
         "num_ranks": world_size(),
-        "sampling": asdict(params),
-        "seed": seed,
-        "step": step,
+        "sampling": asdict(asking.params),
+        "seed": asking.seed,
+        "step": asking.step,
         "sampler": sampler.name,
         "dtype": str(sampler.dtype).removeprefix("torch."),
         "template": builder.template.name,
@@ -70,11 +53,12 @@ def evaluate_into(
     run: RunDirectory,
     name: str,
     problems: Sequence[Problem],
+    asking: Asking,
+    judging: Judging,
     *,
     settings: AnswerSettings,
-    step: int,
     about: Mapping[str, Any] | None = None,
-    **how: Any,
+    **more: Any,
 ) -> dict[str, Any]:
     """Answer the set, write eval/NAME/step-N and return its summary.
 
@@ -84,16 +68,17 @@ def evaluate_into(
         run: the run directory or results folder.
         name: of the set.
         problems: the set.
+        asking: how the problems are asked, at a checkpoint's step.
+        judging: how the responses are judged.
         settings: everything that decides the answers, from answer_settings at least.
-        step: the checkpoint's step.
         about: more for the summary, that no answer depends on.
-        how: further arguments of `evaluate`.
+        more: further arguments of `evaluate`.
     """
-    with Journal.open(journal_path(run, name, step), settings) as journal:
-        evaluation = evaluate(problems, step=step, journal=journal, **how)
+    with Journal.open(journal_path(run, name, asking.step), settings) as journal:
+        evaluation = evaluate(problems, asking, judging, journal=journal, **more)
         summary = {**evaluation.summary, **(about or {}), **settings}
         if rank() == 0:
-            run.write_eval(name, step, evaluation.records, summary)
+            run.write_eval(name, asking.step, evaluation.records, summary)
         barrier()  # no rank deletes its journal before the result is written
         journal.remove()
     return summary

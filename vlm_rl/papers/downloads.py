@@ -115,4 +115,5 @@ TRAINING_SETS: dict[str, tuple[str, Download]] = {
 def benchmark_download(name: str) -> Download:
     """Return the download of a benchmark."""
     benchmark = BENCHMARKS[name]
-    return _data(benchmark.hub, f"raw/{benchmark.hub.rpartition('/')[2]}", benchmark.license)
+    hub = benchmark.files.hub
+    return _data(hub, f"raw/{hub.rpartition('/')[2]}", benchmark.license)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from vlm_rl.distributed import from_main, share
+from vlm_rl.evaluation.evaluate import Asking, Judging
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
@@ -28,15 +29,15 @@ def evaluate_if_due(s: Session) -> None:
         top_p=s.config.eval.top_p,
     )
     weights = f"{s.weights.checksum:016x}"
+    asking = Asking(s.builder, s.sampler, params, seed=s.config.seed, step=s.step)
     for name, problems in s.eval_sets.items():
-        how = {"builder": s.builder, "sampler": s.sampler, "params": params, "seed": s.config.seed, "step": s.step}
-        settings = {"weights": weights, **answer_settings(problems, **how)}
+        settings = {"weights": weights, **answer_settings(problems, asking)}
         if from_main(partial(_is_complete, s.run.directory, name, s.step, settings)):
             continue
         with s.recorder.progress(name, total=len(share(problems))) as advance:
             try:
                 summary = evaluate_into(
-                    s.run.directory, name, problems, settings=settings, grader=s.grader, advance=advance, **how
+                    s.run.directory, name, problems, asking, Judging(s.grader), settings=settings, advance=advance
                 )
             except ServersGoneError as error:
                 s.ask_to_stop(error)

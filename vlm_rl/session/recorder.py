@@ -12,7 +12,7 @@ import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.distributed import rank
-from vlm_rl.evaluation.evaluate import score_line
+from vlm_rl.evaluation.scores import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics

@@ -22,7 +22,7 @@ from vlm_rl.config import Config, TrainConfig, parse_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.devices import has_gpu
-from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.image_controls import ImageMode
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.sft import Example, warm_start
@@ -171,16 +171,8 @@ def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> d
         )
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, responses=1)
         with Grader() as grader:
-            result = evaluate(
-                problems,
-                sampler=engine,
-                builder=builder,
-                grader=grader,
-                params=params,
-                seed=seed,
-                step=0,
-                images=images,
-            )
+            asking = Asking(builder, engine, params, seed=seed, step=0, images=images)
+            result = evaluate(problems, asking, Judging(grader))
         engine.close()
         return result.summary["accuracy"]
 

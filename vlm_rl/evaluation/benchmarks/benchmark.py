@@ -142,64 +142,87 @@ def one_row(row: RawRow, _path: Path, _place: int) -> Mapping[str, RawRow]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
-    """Everything that is particular to one benchmark: how it is read, asked, judged and reported.
+class BenchmarkFiles:
+    """Where a benchmark's annotations are published, and how they are divided."""
 
-    `read_row` returns the problem of an annotated row, without its images. Its `answer` is what the grader compares
-    with; where the authors' gold is a different text, `meta["gold"]` holds that. A row without a question gives a
-    problem without one, which can be scored but not asked. A row that cannot be judged raises UnusableRowError.
-
-    `official_rule` returns the published verdict, or a text that the grader compares with the gold.
-    `needs_judge_model` says that the published rule asks a model. `judge` is what it is asked, where the words are
-    known. Without a judge model our rules take its place, the result is emulated, and `emulation` says how far such
-    results have been from published ones.
-
-    `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
-
-    `cluster_key` is the key of `meta` under which problems that were made from one problem have the same value. Their
-    verdicts are not independent, so intervals are over such clusters.
-
-    `saved_rows` takes a row, its file and the file's place among several. It returns name -> row of what the row
-    stands for in a layout of the authors' own, such as a table with a column per trial. The names are for messages.
-    """
-
-    name: str  # the problems' `source`, and the prefix of their ids
     hub: str  # repository on the Hugging Face hub
-    license: str = ""  # of the data, where its authors state one
-    read_row: Callable[[RawRow], Problem]
-    official_rule: Callable[[Problem, Response], Judgement | str]
-    needs_judge_model: bool
-    judge: PublishedJudge | None = None
-    emulation: str = ""
-    response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
-    facets: Callable[[Problem], Mapping[str, Any]] = nothing
-    cluster_key: str = ""
-    prompt: PublishedPrompt | None = None
-    protocol: EvalProtocol  # how it is measured where the command line says nothing
-
-    # Scores, of judged responses. None: accuracy and pass@k.
-    scores: Callable[[Sequence[JudgedResponse]], dict[str, Any]] | None = None
-    headline: str = "accuracy"  # the score that papers print
-    headline_parts: Callable[[Sequence[JudgedResponse]], dict[str, float]] = nothing  # what it is the mean of
-
-    has_programs: bool = False  # an answer is a program, which no template that asks for a box can get
-
-    # Files of annotations and of responses.
-    saved_rows: Callable[[RawRow, Path, int], Mapping[str, RawRow]] = one_row
-    short_answer: str = ""  # what the rule starts from: its key in a reply that is JSON; a file may hold it alone
-    carries_annotations: bool = False  # files of responses hold the annotated rows' columns as well
-
-    # Preparation.
-    hub_files: tuple[str, ...] = ("*.parquet", "**/*.parquet")  # what it needs of the hub's repository
+    hub_files: tuple[str, ...] = ("*.parquet", "**/*.parquet")  # what preparation needs of it
     tables: tuple[str, ...]  # where the annotated rows are: glob patterns, tried in order, which may hold {split}
     # split -> the files that make it, all of them; such a benchmark has no use for `tables` but a single file
     split_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
     num_rows: tuple[int, ...] = ()  # published numbers of rows, of each split or edition
-    images: Callable[[RawRow], Sequence[Any]] = IMAGE_OF_ROW  # a None in them: missing in the row
     image_folder: str = ""  # where images that the rows name are, beside the table
     has_trials: bool = False  # every file that fits `tables` is a trial of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRows:
+    """How a row of annotations is read, and what a file of responses calls things.
+
+    `read_row` returns the problem of an annotated row, without its images. Its `answer` is what the grader compares
+    with; where the authors' gold is a different text, `meta["gold"]` holds that. A row without a question gives a
+    problem without one, which can be scored but not asked. A row that cannot be judged raises UnusableRowError.
+
+    `saved_rows` takes a row, its file and the file's place among several. It returns name -> row of what the row
+    stands for in a layout of the authors' own, such as a table with a column per trial. The names are for messages.
+    """
+
+    read_row: Callable[[RawRow], Problem]
+    images: Callable[[RawRow], Sequence[Any]] = IMAGE_OF_ROW  # a None in them: missing in the row
+    saved_rows: Callable[[RawRow, Path, int], Mapping[str, RawRow]] = one_row
     needs_options: bool = False  # a row whose options cannot be told apart cannot be asked
+    response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
+    short_answer: str = ""  # what the rule starts from: its key in a reply that is JSON; a file may hold it alone
+    carries_annotations: bool = False  # files of responses hold the annotated rows' columns as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRule:
+    """How the authors judge a response.
+
+    `judgement` returns the published verdict, or a text that the grader compares with the gold. `needs_judge_model`
+    says that the published rule asks a model, and `judge` is what it is asked, where the words are known. Without a
+    judge model our rules take its place, the result is emulated, and `emulation` says how far such results have been
+    from published ones.
+    """
+
+    judgement: Callable[[Problem, Response], Judgement | str]
+    needs_judge_model: bool
+    judge: PublishedJudge | None = None
+    emulation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkReport:
+    """What is reported of judged responses.
+
+    `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
+
+    `cluster_key` is the key of `meta` under which problems that were made from one problem have the same value. Their
+    verdicts are not independent, so intervals are over such clusters.
+    """
+
+    facets: Callable[[Problem], Mapping[str, Any]] = nothing
+    cluster_key: str = ""
+    scores: Callable[[Sequence[JudgedResponse]], dict[str, Any]] | None = None  # None: accuracy and pass@k
+    headline: str = "accuracy"  # the score that papers print
+    headline_parts: Callable[[Sequence[JudgedResponse]], dict[str, float]] = nothing  # what it is the mean of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """Everything that is particular to one benchmark: how it is read, asked, judged and reported."""
+
+    name: str  # the problems' `source`, and the prefix of their ids
+    license: str = ""  # of the data, where its authors state one
+    protocol: EvalProtocol  # how it is measured where the command line says nothing
+    files: BenchmarkFiles
+    rows: BenchmarkRows
+    rule: PublishedRule
+    report: BenchmarkReport = BenchmarkReport()
+    prompt: PublishedPrompt | None = None
+    has_programs: bool = False  # an answer is a program, which no template that asks for a box can get
 
     @property
     def stated_template(self) -> Stated:
@@ -214,14 +237,14 @@ class Benchmark:
 
     def cluster_of(self, problem: Problem) -> str | None:
         """Return a name that problems made from the same one share, such as "seed 7"; None for one on its own."""
-        value = problem.meta.get(self.cluster_key)
-        return None if value is None else f"{self.cluster_key} {value}"
+        value = problem.meta.get(self.report.cluster_key)
+        return None if value is None else f"{self.report.cluster_key} {value}"
 
     def facet_values(self, problem: Problem) -> dict[str, tuple[str, ...]]:
         """Return facet -> the problem's values, as texts; one empty text where the row does not say."""
         return {
             facet: tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
-            for facet, value in self.facets(problem).items()
+            for facet, value in self.report.facets(problem).items()
         }
 
 

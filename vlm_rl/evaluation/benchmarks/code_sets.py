@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Judgement, PublishedPrompt, RawRow, Response
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkFiles,
+    BenchmarkRows,
+    Judgement,
+    PublishedPrompt,
+    PublishedRule,
+    RawRow,
+    Response,
+)
 from vlm_rl.evaluation.benchmarks.protocols import CODE
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, id_text, problem_of, text
 from vlm_rl.grading.code_tests import CodeTests
@@ -110,17 +119,11 @@ def evalplus_benchmark(
 
     return Benchmark(
         name=name,
-        hub="",
         license="Apache-2.0",
-        tables=(f"{prefix}*.jsonl",),
-        num_rows=(num_rows,),
         protocol=CODE,
-        images=no_images,
-        read_row=read_row,
-        official_rule=fenced_or_bare_program,
-        needs_judge_model=False,
-        has_programs=True,
-        response_ids=("task_id",),
+        files=BenchmarkFiles(hub="", tables=(f"{prefix}*.jsonl",), num_rows=(num_rows,)),
+        rows=BenchmarkRows(read_row=read_row, images=no_images, response_ids=("task_id",)),
+        rule=PublishedRule(judgement=fenced_or_bare_program, needs_judge_model=False),
         prompt=PublishedPrompt(
             name,
             "EvalPlus 0.3.1, evalplus/codegen.py and provider/utility.py, Apache-2.0",
@@ -128,4 +131,5 @@ def evalplus_benchmark(
             "code block:\n```\n",
             after="\n```\n",
         ),
+        has_programs=True,
     )

@@ -19,9 +19,13 @@ from typing import Any
 from vlm_rl.data.golds import parse_choices
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
     JudgedResponse,
     Judgement,
     PublishedPrompt,
+    PublishedRule,
     RawRow,
     Response,
     authors_gold,
@@ -217,22 +221,26 @@ Example of expected JSON response format:
 BENCHMARK = Benchmark(
     name="dynamath",
     license="Apache-2.0",
-    hub="DynaMath/DynaMath_Sample",
-    tables=("trial*/dataset.json", "**/sample_variant*.parquet"),
-    has_trials=True,
-    num_rows=(5010,),
     protocol=replace(VISION, split=Stated("", "all ten variants, as its authors' worst case needs")),
-    read_row=read_row,
-    facets=facets,
-    cluster_key="seed",
-    official_rule=official_rule,
-    needs_judge_model=False,
-    scores=scores,
-    headline="worst_case",
-    headline_parts=worst_cases,
-    response_ids=("{ID}-v{key}", *(f"{{{name}}}-v{{trial}}" for name in ("_key", "id", "ID", "key", "question_id"))),
-    saved_rows=saved_rows,
-    short_answer=_SHORT_ANSWER,
+    files=BenchmarkFiles(
+        hub="DynaMath/DynaMath_Sample",
+        tables=("trial*/dataset.json", "**/sample_variant*.parquet"),
+        num_rows=(5010,),
+        has_trials=True,
+    ),
+    rows=BenchmarkRows(
+        read_row=read_row,
+        saved_rows=saved_rows,
+        response_ids=(
+            "{ID}-v{key}",
+            *(f"{{{name}}}-v{{trial}}" for name in ("_key", "id", "ID", "key", "question_id")),
+        ),
+        short_answer=_SHORT_ANSWER,
+    ),
+    rule=PublishedRule(judgement=official_rule, needs_judge_model=False),
+    report=BenchmarkReport(
+        facets=facets, cluster_key="seed", scores=scores, headline="worst_case", headline_parts=worst_cases
+    ),
     prompt=PublishedPrompt(
         "dynamath",
         "DynaMath/DynaMath, its script for open models, Apache-2.0",

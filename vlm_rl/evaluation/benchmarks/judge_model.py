@@ -80,14 +80,15 @@ class JudgeModel:
             benchmark: one with a published judge.
             answered: problems with a response to each.
         """
-        assert benchmark.judge is not None
+        judge = benchmark.rule.judge
+        assert judge is not None
         verdicts: dict[int, Judgement] = {}
-        dialogues = {place: benchmark.judge.dialogue(*pair) for place, pair in enumerate(answered)}
+        dialogues = {place: judge.dialogue(*pair) for place, pair in enumerate(answered)}
         replies: dict[int, str | None] = dict.fromkeys(dialogues)
         while dialogues:
             asked = _next_requests(dialogues, replies, verdicts)
             dialogues = {place: dialogues[place] for place in asked}
-            replies = self._replies(benchmark.judge, asked, verdicts)
+            replies = self._replies(judge, asked, verdicts)
             dialogues = {place: dialogue for place, dialogue in dialogues.items() if place in replies}
         return [verdicts[place] for place in range(len(answered))]
 
@@ -154,9 +155,9 @@ def open_judge(
     if mode != "official":
         raise UserError("--judge is for --mode official: the strict rule asks no model; leave one of them out")
     for benchmark in benchmarks:
-        if not benchmark.needs_judge_model:
+        if not benchmark.rule.needs_judge_model:
             raise UserError(f"--judge: {benchmark.name}'s published rule asks no model; leave --judge out")
-        if benchmark.judge is None:
+        if benchmark.rule.judge is None:
             raise UserError(
                 f"--judge: no published request to a judge model is known for {benchmark.name}; leave --judge out "
                 "for an emulation of its rule"

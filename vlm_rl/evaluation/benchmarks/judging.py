@@ -79,7 +79,7 @@ def judge(
     if mode == "official" and judge_model is not None:
         judgements = judge_model.judgements(benchmark, answered)
     elif mode == "official":
-        opinions = [benchmark.official_rule(problem, response) for problem, response in answered]
+        opinions = [benchmark.rule.judgement(problem, response) for problem, response in answered]
         texts = {place: opinion for place, opinion in enumerate(opinions) if isinstance(opinion, str)}
         boxed = [
             (problem, _as_response(problem, text))
@@ -121,7 +121,7 @@ def rule_name(benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel |
     """
     if judge_model is not None:
         return f"{mode}, judge {judge_model.name}"
-    return "emulated" if mode == "official" and benchmark is not None and benchmark.needs_judge_model else mode
+    return "emulated" if mode == "official" and benchmark is not None and benchmark.rule.needs_judge_model else mode
 
 
 def judge_facts(
@@ -135,12 +135,13 @@ def judge_facts(
         judge_model: that was asked; None where its rule was emulated.
         cost: what it took, by chat_endpoint.batch.COSTS.
     """
-    if benchmark is None or mode != "official" or not benchmark.needs_judge_model:
+    if benchmark is None or mode != "official" or not benchmark.rule.needs_judge_model:
         return {}
-    published = benchmark.judge
+    published = benchmark.rule.judge
     theirs = {"authors_model": published.model, "words": published.source} if published else {}
     if judge_model is None:
-        return {"emulation": benchmark.emulation} if benchmark.emulation else {}
+        emulation = benchmark.rule.emulation
+        return {"emulation": emulation} if emulation else {}
     return {"judge": {"model": judge_model.name, **theirs, **cost}}
 
 
@@ -148,9 +149,9 @@ def benchmark_scores(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> 
     """Return the benchmark's scores, the parts of their headline's mean, and its tables by facet."""
     return {
         "benchmark": benchmark.name,
-        "headline": benchmark.headline,
-        "scores": (benchmark.scores or accuracy_and_pass)(judged),
-        "headline_parts": benchmark.headline_parts(judged),
+        "headline": benchmark.report.headline,
+        "scores": (benchmark.report.scores or accuracy_and_pass)(judged),
+        "headline_parts": benchmark.report.headline_parts(judged),
         "by": facet_tables(benchmark, judged),
     }
 
@@ -176,7 +177,8 @@ def summary_of(
     is_official = mode == "official"
     shipped = sum(item.response.extraction is not None for item in judged) if is_official else 0
     rule = rule_name(benchmark, mode, judge_model)
-    if rule == "emulated" and shipped == len(judged) and benchmark.judge and benchmark.judge.takes_extractions:
+    published = benchmark.rule.judge
+    if rule == "emulated" and shipped == len(judged) and published and published.takes_extractions:
         rule = "official"
     return {
         "mode": mode,

@@ -11,7 +11,15 @@ import pickletools
 from dataclasses import replace
 from typing import Any
 
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, PublishedPrompt, RawRow
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
+    PublishedPrompt,
+    PublishedRule,
+    RawRow,
+)
 from vlm_rl.evaluation.benchmarks.code_sets import code_problem, fenced_program, no_images
 from vlm_rl.evaluation.benchmarks.protocols import CODE, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, id_text, text
@@ -120,12 +128,6 @@ def _unpickled_text(packed: str) -> str:
 BENCHMARK = Benchmark(
     name="livecodebench",
     license="CC, its card does not say which",
-    hub="livecodebench/code_generation_lite",
-    hub_files=("test*.jsonl",),
-    tables=("{split}.jsonl",),
-    split_files=_RELEASES | _PARTS,
-    splits=(*reversed(_RELEASES), *_PARTS),
-    num_rows=(1055, 880, 713, 612, 511, 400),
     protocol=replace(
         CODE,
         split=Stated("release_v6", "ours: the newest release that we know; name a paper's own with --split"),
@@ -133,17 +135,23 @@ BENCHMARK = Benchmark(
         top_p=Stated(0.95, _SAMPLING),
         samples=Stated(10, _SAMPLING),
     ),
-    images=no_images,
-    read_row=read_row,
-    official_rule=fenced_program,
-    needs_judge_model=False,
-    has_programs=True,
-    response_ids=("question_id",),
-    facets=lambda problem: {
-        "level": problem.meta.get("level"),
-        "platform": problem.meta.get("platform"),
-        "month": str(problem.meta.get("date", ""))[:7],
-    },
+    files=BenchmarkFiles(
+        hub="livecodebench/code_generation_lite",
+        hub_files=("test*.jsonl",),
+        tables=("{split}.jsonl",),
+        split_files=_RELEASES | _PARTS,
+        splits=(*reversed(_RELEASES), *_PARTS),
+        num_rows=(1055, 880, 713, 612, 511, 400),
+    ),
+    rows=BenchmarkRows(read_row=read_row, images=no_images, response_ids=("question_id",)),
+    rule=PublishedRule(judgement=fenced_program, needs_judge_model=False),
+    report=BenchmarkReport(
+        facets=lambda problem: {
+            "level": problem.meta.get("level"),
+            "platform": problem.meta.get("platform"),
+            "month": str(problem.meta.get("date", ""))[:7],
+        }
+    ),
     prompt=PublishedPrompt(
         "livecodebench",
         _SOURCE,
@@ -153,4 +161,5 @@ BENCHMARK = Benchmark(
         before="### Question:\n",
         after="### Answer: (use the provided format with backticks)\n\n",
     ),
+    has_programs=True,
 )

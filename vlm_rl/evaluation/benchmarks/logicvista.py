@@ -14,8 +14,12 @@ from typing import Any
 from vlm_rl.data.golds import infer_answer_type, parse_choices
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
     Judgement,
     PublishedJudge,
+    PublishedRule,
     RawRow,
     Response,
     UnreadableReplyError,
@@ -141,25 +145,28 @@ Here is the output schema:
 BENCHMARK = Benchmark(
     name="logicvista",
     license="Apache-2.0",
-    hub="lscpku/LogicVista",
-    tables=("dataset.json", "data/dataset.json", "**/{split}-*.parquet", "dataset*.json"),
-    splits=("test",),
-    num_rows=(448,),
     protocol=replace(VISION, split=Stated("test", "there is one")),
-    images=one_image("image", "imagename"),
-    image_folder="images",
-    read_row=read_row,
-    facets=facets,
-    official_rule=official_rule,
-    needs_judge_model=True,
-    judge=PublishedJudge(
-        "gpt-4",
-        "Yijia-Xiao/LogicVista, eval/extract_accuracy.py, Apache-2.0; its format instructions are LangChain's, MIT",
-        judge_dialogue,
-        temperature=0.2,
-        max_tokens=512,
+    files=BenchmarkFiles(
+        hub="lscpku/LogicVista",
+        tables=("dataset.json", "data/dataset.json", "**/{split}-*.parquet", "dataset*.json"),
+        splits=("test",),
+        num_rows=(448,),
+        image_folder="images",
     ),
-    emulation="three of the authors' files of responses scored 32.7, 25.1 and 26.0 by rules, 32.6, 29.2 and 23.7 as "
-    "published; that was before a letter that opens a response was read, and has not been measured again",
-    response_ids=("_key", "key", "id"),
+    rows=BenchmarkRows(read_row=read_row, images=one_image("image", "imagename"), response_ids=("_key", "key", "id")),
+    rule=PublishedRule(
+        judgement=official_rule,
+        needs_judge_model=True,
+        judge=PublishedJudge(
+            "gpt-4",
+            "Yijia-Xiao/LogicVista, eval/extract_accuracy.py, Apache-2.0; "
+            "its format instructions are LangChain's, MIT",
+            judge_dialogue,
+            temperature=0.2,
+            max_tokens=512,
+        ),
+        emulation="three of the authors' files of responses scored 32.7, 25.1 and 26.0 by rules, 32.6, 29.2 and 23.7 "
+        "as published; that was before a letter that opens a response was read, and has not been measured again",
+    ),
+    report=BenchmarkReport(facets=facets),
 )

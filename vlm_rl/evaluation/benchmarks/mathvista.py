@@ -16,9 +16,13 @@ from typing import Any
 from vlm_rl.data.golds import LETTERS, with_choices
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
     Judgement,
     PublishedJudge,
     PublishedPrompt,
+    PublishedRule,
     RawRow,
     Response,
     authors_gold,
@@ -282,25 +286,27 @@ Extracted answer: B
 BENCHMARK = Benchmark(
     name="mathvista",
     license="CC BY-SA 4.0",
-    hub="AI4Math/MathVista",
-    hub_files=("data/*.parquet",),
-    tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet", "{split}*.json"),
-    splits=("testmini", "test"),
-    num_rows=(1000, 5141),
     protocol=replace(VISION, split=Stated("testmini", f"{LUSPO}, Table 3: MathVista-mini")),
-    read_row=read_row,
-    facets=facets,
-    official_rule=official_rule,
-    needs_judge_model=True,
-    judge=PublishedJudge(
-        "gpt-4-0613",
-        "lupantech/MathVista, prompts/ext_ans.py, CC BY-SA 4.0, as lmms-eval's mathvista_evals.py keeps it",
-        judge_dialogue,
-        takes_extractions=True,
+    files=BenchmarkFiles(
+        hub="AI4Math/MathVista",
+        hub_files=("data/*.parquet",),
+        tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet", "{split}*.json"),
+        splits=("testmini", "test"),
+        num_rows=(1000, 5141),
     ),
-    emulation="a plainer extractor by rules differed from the authors' judge model on 1.6 to 20.7 % of the rows of "
-    "their files of responses, and this one has not been compared",
-    response_ids=("pid", "_key", "id"),
-    carries_annotations=True,
+    rows=BenchmarkRows(read_row=read_row, response_ids=("pid", "_key", "id"), carries_annotations=True),
+    rule=PublishedRule(
+        judgement=official_rule,
+        needs_judge_model=True,
+        judge=PublishedJudge(
+            "gpt-4-0613",
+            "lupantech/MathVista, prompts/ext_ans.py, CC BY-SA 4.0, as lmms-eval's mathvista_evals.py keeps it",
+            judge_dialogue,
+            takes_extractions=True,
+        ),
+        emulation="a plainer extractor by rules differed from the authors' judge model on 1.6 to 20.7 % of the rows "
+        "of their files of responses, and this one has not been compared",
+    ),
+    report=BenchmarkReport(facets=facets),
     prompt=_PROMPT,
 )

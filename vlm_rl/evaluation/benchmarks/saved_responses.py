@@ -59,13 +59,13 @@ def _holds(row: RawRow, name: str) -> bool:
 
 
 def _id(row: RawRow, benchmark: Benchmark, where: str) -> str:
-    for template in benchmark.response_ids:
+    for template in benchmark.rows.response_ids:
         names = re.findall(r"\{([^}]+)\}", template) or [template]
         if all(row.get(name) not in (None, "") for name in names):
             if "{" not in template:
                 return _plain(row[template])
             return template.format(**{name: _plain(row[name]) for name in names})
-    wanted = ", ".join(benchmark.response_ids)
+    wanted = ", ".join(benchmark.rows.response_ids)
     raise UserError(f"{where}: no id: give the row one of {wanted}; it has {sorted(row)[:12]}")
 
 
@@ -75,7 +75,7 @@ def _plain(value: Any) -> str:
 
 
 def _response(benchmark: Benchmark, row: RawRow, name: str, column: str, text: Any, sample: int) -> Response:
-    short_answer, extraction = benchmark.short_answer, row.get("extraction")
+    short_answer, extraction = benchmark.rows.short_answer, row.get("extraction")
     if text is None or text != text:  # NaN, which some writers put for nothing
         text = ""
     if isinstance(text, dict):  # a JSON reply, parsed

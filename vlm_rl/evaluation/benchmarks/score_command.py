@@ -35,7 +35,7 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     benchmark = _benchmark(options.benchmark)
     template = _template(options)
     annotations = options.annotations or options.responses
-    if options.annotations is None and not benchmark.carries_annotations:
+    if options.annotations is None and not benchmark.rows.carries_annotations:
         raise UserError(
             f"--annotations is missing; give the authors' file, because responses to {benchmark.name} hold no golds"
         )
@@ -98,7 +98,7 @@ def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Proble
     for place, path in enumerate(paths, start=1):
         for where, row in _rows_in(benchmark, path, place):
             try:
-                problem = benchmark.read_row(row)
+                problem = benchmark.rows.read_row(row)
             except UnusableRowError as error:
                 if error.known:
                     continue
@@ -119,7 +119,7 @@ def read_responses(benchmark: Benchmark, paths: Sequence[Path]) -> list[Response
 def _rows_in(benchmark: Benchmark, path: Path, place: int) -> Iterator[tuple[str, RawRow]]:
     """Yield (where, row) of what the rows of a file, one of several, stand for."""
     for where, row in read_rows(path):
-        for name, part in benchmark.saved_rows(row, path, place).items():
+        for name, part in benchmark.rows.saved_rows(row, path, place).items():
             yield f"{where} {name!r}" if name else where, part
 
 

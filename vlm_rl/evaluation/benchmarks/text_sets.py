@@ -11,8 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type, plain_number
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, RawRow, Response
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkFiles,
+    BenchmarkReport,
+    BenchmarkRows,
+    PublishedRule,
+    RawRow,
+    Response,
+)
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer
+from vlm_rl.evaluation.benchmarks.protocols import EvalProtocol
 from vlm_rl.evaluation.benchmarks.raw_rows import (
     UnusableRowError,
     first_of,
@@ -32,18 +41,21 @@ _GOLDS = ("answer", "Answer", "final_answer", "ground_truth")
 def text_benchmark(
     name: str,
     *,
-    hub: str,
-    tables: tuple[str, ...],
+    files: BenchmarkFiles,
+    protocol: EvalProtocol,
+    data_license: str = "",
     category: str = "category",
     difficulties: Mapping[str, str] | None = None,
-    **more: Any,
 ) -> Benchmark:
     """Return a benchmark whose problems are answered in free form and compared by the grader.
 
     Args:
+        name: ours.
+        files: where its rows are.
+        protocol: how it is measured where the command line says nothing.
+        data_license: of the data, where its authors state one.
         category: the facet that the problems' category is.
         difficulties: level -> the facet difficulty.
-        more: further fields of Benchmark.
     """
 
     def read_row(row: RawRow) -> Problem:
@@ -61,16 +73,16 @@ def text_benchmark(
 
     return Benchmark(
         name=name,
-        hub=hub,
-        tables=tables,
-        images=images,
-        read_row=read_row,
-        facets=facets,
-        official_rule=official_rule,
-        needs_judge_model=True,
-        emulation="never compared with a published judge's verdicts on the same responses",
-        response_ids=_IDS,
-        **more,
+        license=data_license,
+        protocol=protocol,
+        files=files,
+        rows=BenchmarkRows(read_row=read_row, images=images, response_ids=_IDS),
+        rule=PublishedRule(
+            judgement=official_rule,
+            needs_judge_model=True,
+            emulation="never compared with a published judge's verdicts on the same responses",
+        ),
+        report=BenchmarkReport(facets=facets),
     )
 
 
