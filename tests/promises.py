@@ -62,7 +62,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         ],
         "a fault of the program keeps its traceback": ["test_cli.py::test_our_own_faults_keep_their_traceback"],
         "the order of prompts continues where it stopped": [
-            "data/test_sets.py::test_a_resumed_order_continues_where_it_stopped"
+            "rollouts/test_prompt_order.py::test_a_resumed_order_continues_where_it_stopped"
         ],
         "a response depends on its seed, not on its batch": [
             "samplers/test_base.py::test_response_seeds_are_63_bits_and_all_different",
@@ -70,7 +70,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         ],
         "HA-DW's belief, groups carried over and batches begun ahead are restored": [
             "test_hadw.py::test_a_belief_restored_from_json_continues_alike",
-            "test_carry_over.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
+            "rollouts/test_carry_over.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
             "samplers/test_ahead_servers.py::test_a_stopped_run_continues_with_the_batch_that_it_had_begun",
         ],
         "a log that was cut at any byte continues; of a repeated step the last attempt counts": [
@@ -232,8 +232,8 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "attack: a NaN in Adam's second moments when a checkpoint is due",
         ],
         "a prompt that was lost or counted twice": [
-            "data/test_sets.py::test_a_ledger_that_does_not_close_stops_the_run",
-            "test_train.py::test_a_prompt_that_was_lost_ends_the_step",
+            "rollouts/test_prompt_order.py::test_a_ledger_that_does_not_close_stops_the_run",
+            "rollouts/test_collect.py::test_a_prompt_that_was_lost_ends_the_step",
         ],
         "a rank that fails ends all": ["test_train.py::test_one_rank_that_raises_ends_all"],
     },
@@ -268,7 +268,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "test_architecture.py::test_no_text_is_run_as_code_and_no_pickle_opened",
         ],
         "its tensors are exactly the model's, and its chat template costs no marks": [
-            "data/test_model_folder.py",
+            "model_files/test_model_folder.py",
             "data/test_prompts.py::test_a_chat_template_that_would_lose_marks_is_refused",
         ],
         "a model that packed rows would compute wrongly is refused": [

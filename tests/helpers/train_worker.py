@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import count
@@ -181,7 +181,7 @@ def poison(what: str, number: int) -> None:
     """Put a NaN into a weight, or into a moment of the optimizer, just before the number-th save."""
     save, times = session.Session.save, {"count": 0}
 
-    def poisoned(self: session.Session, state: Mapping[str, Any]) -> None:
+    def poisoned(self: session.Session, state: session.SessionState) -> None:
         times["count"] += 1
         if times["count"] == number:
             weight = next(iter(self.policy.parameters()))

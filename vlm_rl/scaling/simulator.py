@@ -6,7 +6,7 @@ servers     some cards draw, the others train; with ahead = k the batches of the
 
 An engine draws a token for each of its responses in every decode step. The step reads the weights once, and the keys
 and values of all responses in progress. A prompt is read in once per group. Responses wait for a place in their
-engine, and the groups of servers before that for a server: vlm_rl.samplers.remote.schedule decides which, as in a run.
+engine, and the groups of servers before that for a server: samplers.remote.schedule decides which, as in a run.
 """
 
 from __future__ import annotations

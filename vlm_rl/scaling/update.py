@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from vlm_rl.learner.packing import Chunk
-from vlm_rl.learner.row_plan import plan_rows, row_costs
+from vlm_rl.learner.row_plan import PlannedRow, plan_rows, row_costs
 from vlm_rl.scaling.lengths import BatchLengths
 
 
@@ -32,7 +32,7 @@ def useful_cost(batch: BatchLengths, rows: Rows) -> float:
     return sum(_costs(batch, rows, whole)[0])
 
 
-def _costs(batch: BatchLengths, rows: Rows, plan: Sequence[Sequence[Sequence[Chunk]]]) -> Sequence[Sequence[float]]:
+def _costs(batch: BatchLengths, rows: Rows, plan: Sequence[Sequence[PlannedRow]]) -> Sequence[Sequence[float]]:
     return row_costs(batch.prompts, batch.responses, plan, pair_cost=rows.pair_cost, padded=rows.padded)
 
 
