@@ -119,7 +119,7 @@ class Ahead:
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore."""
-        self.versions = tuple(info.get("versions", (info["learner"]["num_updates"],)))  # older ones have none
+        self.versions = tuple(info.get("versions") or [info["learner"]["num_updates"]])  # none: an older checkpoint
         self.batches = load_batches(folder / "learner", self._sampling.problems)
 
 
