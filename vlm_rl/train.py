@@ -44,39 +44,39 @@ def train(config: Config, *, resume: bool = False) -> None:
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
-    with Run(config, resume=resume) as run, Session(config, run) as s, run.checkpoints:
-        s.sync_weights()
-        s.stop_if_asked(s.state())
-        evaluate_if_due(s)
-        while s.step < config.train.steps:
-            train_step(s)
-            evaluate_if_due(s)
+    with Run(config, resume=resume) as run, Session(config, run) as session, run.checkpoints:
+        session.sync_weights()
+        session.stop_if_asked(session.state())
+        evaluate_if_due(session)
+        while session.step < config.train.steps:
+            train_step(session)
+            evaluate_if_due(session)
 
 
-def train_step(s: Session) -> None:
+def train_step(session: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
-    before, timings = s.state(), Timings(s.recorder.phase)
+    before, timings = session.state(), Timings(session.recorder.phase)
     try:
-        batch = collect(s.collecting, step=s.step, belief=s.belief, phase=timings.phase)
+        batch = collect(session.collecting, step=session.step, belief=session.belief, phase=timings.phase)
     except ServersGoneError as error:
-        s.ask_to_stop(error)
-        s.stop_if_asked(before)
+        session.ask_to_stop(error)
+        session.stop_if_asked(before)
         raise
-    s.stop_if_asked(before)  # abandons this step and saves its beginning
-    beside_update = s.source.begin(s.step, timings.phase)
-    parts = split(batch.groups, s.config.train.mini_batch_prompts)
-    weights = [weigh(s, part) for part in parts]
-    mini_batches = [pack(s, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
-    s.give_card_to_learner()
+    session.stop_if_asked(before)  # abandons this step and saves its beginning
+    beside_update = session.source.begin(session.step, timings.phase)
+    parts = split(batch.groups, session.config.train.mini_batch_prompts)
+    weights = [weigh(session, part) for part in parts]
+    mini_batches = [pack(session, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
+    session.give_card_to_learner()
     with beside_update:
-        results = optimize(s, mini_batches, timings)
+        results = optimize(session, mini_batches, timings)
     with timings.phase("sync"):
-        s.sync_weights()
-    s.belief = batch.belief
-    s.end_step()
-    log_step(s, batch, weights, results, timings)
-    s.save_if_due()
-    s.stop_if_asked(s.state())
+        session.sync_weights()
+    session.belief = batch.belief
+    session.end_step()
+    log_step(session, batch, weights, results, timings)
+    session.save_if_due()
+    session.stop_if_asked(session.state())
 
 
 # -- optimizing ------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
     return [groups[start : start + size] for start in range(0, len(groups), size)]
 
 
-def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
+def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
     """Return the weight [P, G] of every token of each response of one mini-batch.
 
     With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
@@ -96,23 +96,23 @@ def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
     """
     lengths_PG = np.stack([group.lengths_G for group in groups])
     lengths_PG = np.where([[reward.dropped for reward in group.rewards] for group in groups], 0, lengths_PG)
-    if s.config.algorithm.mask_truncated:
+    if session.config.algorithm.mask_truncated:
         lengths_PG = np.where(
             [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG
         )
     return token_weights(
-        s.algorithm.aggregation,
+        session.algorithm.aggregation,
         lengths_PG,
         np.stack([group.advantages_G for group in groups]),
-        max_tokens=s.config.rollout.max_tokens,
+        max_tokens=session.config.rollout.max_tokens,
     )
 
 
-def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
+def pack(session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
     """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work.
 
     Args:
-        s: the run.
+        session: the run.
         batch: the rollout batch, with the prompts of this rank.
         groups: the mini-batch, on all ranks.
         weights_PG: the weight of every token of each response of the mini-batch.
@@ -120,35 +120,37 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
         [group.lengths_G.tolist() for group in groups],
-        budget=s.config.train.micro_batch_tokens,
+        budget=session.config.train.micro_batch_tokens,
         num_ranks=world_size(),
-        pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
-        padded=s.policy.is_padded,
+        pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
+        padded=session.policy.is_padded,
     )[rank()]
     row_of = partial(
         pack_row,
         groups=groups,
         prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
         weights_PG=weights_PG,
-        positions=partial(rope_positions, s.policy.model),
+        positions=partial(rope_positions, session.policy.model),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
-        version=s.learner.num_updates if s.config.rollout.mixes_versions else None,
+        version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
     )
     return [row_of(chunks) for chunks in plan]
 
 
-def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> list[UpdateResult]:
+def optimize(session: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> list[UpdateResult]:
     """Take one optimizer step per mini-batch. What does not depend on these steps is computed before the first."""
-    if s.policy.has_frozen_vision:
+    if session.policy.has_frozen_vision:
         with timings.phase("image_features"):
-            mini_batches = [s.learner.with_image_features(rows) for rows in mini_batches]
+            mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
     if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
         with timings.phase("old_logprobs"):
-            mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
-    if s.reference is not None:
+            mini_batches = [session.learner.with_old_log_probs(rows) for rows in mini_batches]
+    if session.reference is not None:
         with timings.phase("reference_logprobs"):
-            mini_batches = [s.learner.with_reference_log_probs(rows, s.reference) for rows in mini_batches]
-    rule, options = s.algorithm, s.config.algorithm
+            mini_batches = [
+                session.learner.with_reference_log_probs(rows, session.reference) for rows in mini_batches
+            ]
+    rule, options = session.algorithm, session.config.algorithm
     loss = partial(
         policy_loss,
         ratio=rule.ratio,
@@ -160,17 +162,17 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
         entropy_coef=options.entropy_coef,
     )
     with timings.phase("update"):
-        return [s.learner.update(rows, loss, before_step=partial(check_gap, s)) for rows in mini_batches]
+        return [session.learner.update(rows, loss, before_step=partial(check_gap, session)) for rows in mini_batches]
 
 
-def check_gap(s: Session, sums: Mapping[str, float]) -> None:
+def check_gap(session: Session, sums: Mapping[str, float]) -> None:
     """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
     gap = sums.get("gap", 0.0) / max(sums.get("fresh_tokens", sums.get("tokens", 0.0)), 1.0)
-    if not gap <= s.max_gap:  # NaN too
+    if not gap <= session.max_gap:  # NaN too
         raise GapError(
-            f"step {s.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "
-            f"average, above rollout.max_gap={s.max_gap}: they compute different distributions. This update was not "
-            f"made; compare {s.other_setting}"
+            f"step {session.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "
+            f"average, above rollout.max_gap={session.max_gap}: they compute different distributions. This update "
+            f"was not made; compare {session.other_setting}"
         )
 
 
@@ -178,7 +180,7 @@ def check_gap(s: Session, sums: Mapping[str, float]) -> None:
 
 
 def log_step(
-    s: Session,
+    session: Session,
     batch: RolloutBatch,
     weights: Sequence[np.ndarray],
     results: Sequence[UpdateResult],
@@ -187,12 +189,12 @@ def log_step(
     """Log the finished step.
 
     Args:
-        s: the run, whose step counter is already increased.
+        session: the run, whose step counter is already increased.
         batch: the rollout batch.
         weights: the token weights of each mini-batch.
         results: what each optimizer step returned.
         timings: the seconds of each phase.
     """
     with timings.phase("diagnostics"):
-        metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | s.counters()
-    s.recorder.step(s.step, batch.groups, metrics | timings.metrics())
+        metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | session.counters()
+    session.recorder.step(session.step, batch.groups, metrics | timings.metrics())

@@ -13,37 +13,43 @@ from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.session import Session
 
 
-def evaluate_if_due(s: Session) -> None:
+def evaluate_if_due(session: Session) -> None:
     """Evaluate every eval.every steps, at step 0 and at the last one.
 
     After a kill, problems that were already answered are neither answered nor graded again, and a set whose result
     is complete is skipped.
     """
-    every = s.config.eval.every
-    if not every or (s.step % every and s.step != s.config.train.steps):
+    every = session.config.eval.every
+    if not every or (session.step % every and session.step != session.config.train.steps):
         return
     params = SamplingParams(
-        temperature=s.config.eval.temperature,
-        max_tokens=s.config.eval.max_tokens or s.config.rollout.max_tokens,
-        responses=s.config.eval.samples,
-        top_p=s.config.eval.top_p,
+        temperature=session.config.eval.temperature,
+        max_tokens=session.config.eval.max_tokens or session.config.rollout.max_tokens,
+        responses=session.config.eval.samples,
+        top_p=session.config.eval.top_p,
     )
-    weights = f"{s.weights.checksum:016x}"
-    asking = Asking(s.builder, s.sampler, params, seed=s.config.seed, step=s.step)
-    for name, problems in s.eval_sets.items():
+    weights = f"{session.weights.checksum:016x}"
+    asking = Asking(session.builder, session.sampler, params, seed=session.config.seed, step=session.step)
+    for name, problems in session.eval_sets.items():
         settings = {"weights": weights, **answer_settings(problems, asking)}
-        if from_main(partial(_is_complete, s.run.directory, name, s.step, settings)):
+        if from_main(partial(_is_complete, session.run.directory, name, session.step, settings)):
             continue
-        with s.recorder.progress(name, total=len(share(problems))) as advance:
+        with session.recorder.progress(name, total=len(share(problems))) as advance:
             try:
                 summary = evaluate_into(
-                    s.run.directory, name, problems, asking, Judging(s.grader), settings=settings, advance=advance
+                    session.run.directory,
+                    name,
+                    problems,
+                    asking,
+                    Judging(session.grader),
+                    settings=settings,
+                    advance=advance,
                 )
             except ServersGoneError as error:
-                s.ask_to_stop(error)
+                session.ask_to_stop(error)
                 break
-        s.recorder.evaluation(name, s.step, summary)
-    s.stop_if_asked(s.state())
+        session.recorder.evaluation(name, session.step, summary)
+    session.stop_if_asked(session.state())
 
 
 def _is_complete(run: RunDirectory, name: str, step: int, settings: AnswerSettings) -> bool:
