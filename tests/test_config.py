@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from vlm_rl import cli
 from vlm_rl.config import Config, HadwConfig, load_config, parse_config, save_config
-from vlm_rl.config.foreign_names import SETTINGS
+from vlm_rl.config.foreign_names import settings
 from vlm_rl.config.key_reference import find_keys, pages
 from vlm_rl.errors import UserError
 from vlm_rl.study.plan import load_study
@@ -405,7 +405,7 @@ def test_what_they_have_and_we_do_not_is_said(minimal: Path) -> None:
 
 def test_every_setting_of_theirs_leads_to_a_key() -> None:
     known = {key.path for key in find_keys()}
-    for setting in SETTINGS:
+    for setting in settings():
         assert {*filter(None, setting.ours.split(" and "))} <= known, setting
         assert setting.ours or setting.note, setting
 

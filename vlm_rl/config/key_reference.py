@@ -157,7 +157,7 @@ _NAMES_HEAD = """\
 What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table is behind the message for an
 unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
 
-This page is made from `vlm_rl/config/foreign_names.py`: `python -m vlm_rl.config.key_reference docs`.
+This page is made from `vlm_rl/assets/foreign_names.yaml`: `python -m vlm_rl.config.key_reference docs`.
 """
 
 
