@@ -235,7 +235,8 @@ def test_rooms_are_entered_by_their_doors_and_from_above() -> None:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    assert circles({module_of(path): runtime_tree(path) for path in ALL}) == []
+    """Imports for a type checker count: types that need each other belong into one module."""
+    assert circles({module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in ALL}) == []
 
 
 def test_every_room_has_a_door_and_says_what_it_uses() -> None:

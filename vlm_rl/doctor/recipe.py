@@ -10,7 +10,6 @@ import psutil
 
 from vlm_rl.config import Config, load_config
 from vlm_rl.doctor.check import Check
-from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, Fit, MemoryPart, fits, gib
@@ -114,7 +113,7 @@ def _less_on_the_host(config: Config) -> Iterator[str]:
 
 def checkpoints(subject: RecipeUnderTest) -> Check:
     """Compare the checkpoints that are kept, and the one that is being written, with the free disk."""
-    room = planned_room(subject.plan)
+    room = subject.plan.disk_room
     detail = room.line().removeprefix("checkpoints: ")
     if room.most * room.size <= room.free:
         return Check("checkpoints", "ok", detail)

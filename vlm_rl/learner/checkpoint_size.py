@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
@@ -23,9 +23,6 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.policy import Policy
 from vlm_rl.run.checkpoint import size_text
 from vlm_rl.run.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from vlm_rl.planning.dry_run import DryRun
 
 
 def checkpoint_bytes(
@@ -171,19 +168,6 @@ def disk_room(config: Config | SftConfig, policy: Policy, *, on_gpu: bool) -> Di
     if (reason := room.refusal()) is not None:
         raise UserError(reason)
     return room
-
-
-def planned_room(plan: DryRun) -> DiskRoom:
-    """Compute the disk space of a plan's checkpoints."""
-    size = checkpoint_bytes(
-        plan.config.train,
-        plan.dtype,
-        total=plan.num_parameters,
-        trainable=plan.num_trainable,
-        lora=plan.config.model.lora is not None,
-        on_gpu=plan.is_on_gpu,
-    )
-    return DiskRoom.of(plan.config, size)
 
 
 def existing(folder: Path) -> Path:

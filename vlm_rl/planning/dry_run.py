@@ -26,6 +26,7 @@ from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
 from vlm_rl.learner.attention.patches import is_patched
+from vlm_rl.learner.checkpoint_size import DiskRoom, checkpoint_bytes
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
 from vlm_rl.model_files.model_folder import check_context, check_divides, read_model_config
 from vlm_rl.planning.memory import (
@@ -69,6 +70,19 @@ class DryRun:
     def num_trainable(self) -> int:
         """Return the number of parameters that are trained."""
         return self.sizes.count(self.config)[1]
+
+    @property
+    def disk_room(self) -> DiskRoom:
+        """Return the disk space of the run's checkpoints."""
+        size = checkpoint_bytes(
+            self.config.train,
+            self.dtype,
+            total=self.num_parameters,
+            trainable=self.num_trainable,
+            lora=self.config.model.lora is not None,
+            on_gpu=self.is_on_gpu,
+        )
+        return DiskRoom.of(self.config, size)
 
     @property
     def updates_per_step(self) -> int:

@@ -8,7 +8,6 @@ import math
 from rich.table import Table
 
 from vlm_rl.learner.architectures import PADDED_COST
-from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.learner.lora import target_layers
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun
@@ -61,7 +60,7 @@ def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = Fal
         f"optimizer  {per_step}{plan.updates_per_step * t.steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
     )
-    for line in planned_room(plan).lines():
+    for line in plan.disk_room.lines():
         console.print(line, soft_wrap=True)
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
