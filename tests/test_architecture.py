@@ -82,7 +82,7 @@ def room_of(module: str) -> str | None:
 
 
 def declared(room: str, name: str) -> Any:
-    """Return what a room's `__init__.py` says by a name: `__all__`, its door, or `_USES`, the rooms it may enter."""
+    """Read a name of a room's `__init__.py`: `__all__`, its door, or `_USES`, the rooms that it may enter."""
     tree = ast.parse((ROOT / "vlm_rl" / room / "__init__.py").read_text(encoding="utf-8"))
     values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore
     return ast.literal_eval(values[name]) if name in values else None
@@ -90,7 +90,7 @@ def declared(room: str, name: str) -> Any:
 
 @cache
 def door_of(room: str) -> set[str]:
-    """Return what others may import from a room, its modules or names."""
+    """Return the names that others may import from a room, modules or others."""
     return set(declared(room, "__all__") or ())
 
 

@@ -42,7 +42,7 @@ class RecipeUnderTest:
 
     @cached_property
     def advice(self) -> str:
-        """Return what would make it fit."""
+        """Return the advice that makes it fit."""
         found, ranks = fitting_remedies(self.fit), fitting_ranks(self.fit)
         options = [f"set {' '.join(map(str, found))}"] if found else []
         options += [f"use {ranks} ranks"] if ranks else []

@@ -18,7 +18,7 @@ from vlm_rl.types import Problem
 def scores_of_benchmark(
     benchmark: Benchmark | None, problems: Sequence[Problem], records: Sequence[EvalRecord]
 ) -> dict[str, Any]:
-    """Return what the benchmark reports of these verdicts; {} for other sets."""
+    """Return the benchmark's report of these verdicts; {} for other sets."""
     if benchmark is None:
         return {}
     problem_of = {problem.id: problem for problem in problems}

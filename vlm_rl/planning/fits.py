@@ -93,7 +93,7 @@ class Fit:
 
     @property
     def over(self) -> tuple[Need, ...]:
-        """Return what needs more than it may take; nothing where the run fits."""
+        """Return the parts that need more than they may take; none where the run fits."""
         return tuple(need for need in self.needs if need.margin < 0)
 
     @property
@@ -200,7 +200,7 @@ def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
 
 
 def server_need(plan: DryRun, card: Card) -> Need:
-    """Return what a rollout server needs of a card like this, which it has alone."""
+    """Return the memory of a rollout server that has a card like this to itself."""
     needed = plan.memory.engine_weights + ENGINE_OVERHEAD + _room(plan, 1)
     fault = f"a server needs {gib(needed)} a card for its weights and one response"
     return Need("server", needed, server_share(plan.config) * card.total, fault)

@@ -114,7 +114,7 @@ def init(options: argparse.Namespace) -> None:
 
 
 def _model(named: str) -> tuple[str, str]:
-    """Return what the recipe calls a model, and the folder to read here: a model of the hub gets its commit.
+    """Return a model's name in the recipe, and the folder to read here: a model of the hub gets its commit.
 
     Without a network the name is kept as it is where we ship the configuration. Otherwise raises UserError.
     """

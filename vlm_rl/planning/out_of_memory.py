@@ -37,7 +37,7 @@ def advised(advice: Callable[[BaseException], str]) -> Iterator[None]:
 
 
 def eval_memory_advice(error: BaseException) -> str:
-    """Return what failed in an evaluation, and what makes it smaller."""
+    """Say what failed in an evaluation, and what makes it smaller."""
     return (
         f"out of memory: {_first_sentence(error)} To take less: a smaller --max-tokens or --max-prompt-tokens; on "
         "GPUs --tensor-parallel N under torchrun; or end what else holds the memory"
@@ -45,7 +45,7 @@ def eval_memory_advice(error: BaseException) -> str:
 
 
 def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
-    """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
+    """Say what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
     plan = dry_run(config, on_gpu=has_gpu())
     fit = fits(plan, Card.here(plan.num_ranks, emptied=True))
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())

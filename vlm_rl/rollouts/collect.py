@@ -101,7 +101,7 @@ def without_contrast(rewards: Sequence[Reward]) -> str:
 
 
 def ability(rewards: Sequence[Reward], hadw: HadwConfig) -> float | None:
-    """Return what HA-DW compares: the pass rate, or with published_code the mean reward. None if all are dropped."""
+    """Return HA-DW's ability: the pass rate, or with published_code the mean reward. None if all are dropped."""
     of_rewards = hadw.variant == "published_code"
     values = [r.total if of_rewards else r.grade.correct for r in rewards if not r.dropped]
     return float(np.mean(values)) if values else None

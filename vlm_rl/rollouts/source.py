@@ -40,7 +40,7 @@ class RolloutSource(Protocol):
         ...
 
     def state(self) -> SourceState:
-        """Return what a resume at this moment needs. Copies nothing, and calls no other rank."""
+        """Return the state for a resume at this moment. Copies nothing, and calls no other rank."""
         ...
 
     def files(self, state: SourceState) -> Callable[[Path], None]:

@@ -37,7 +37,7 @@ FASTER, SLOWER = 0.8, 1.25  # times the decoding seconds, for a look at how firm
 
 
 def shown(divisions: Sequence[Division]) -> list[Division]:
-    """Return what a table shows: colocated, the best division with servers for each ahead, and what does not fit."""
+    """Choose a table's rows: colocated, the best division with servers for each ahead, and what does not fit."""
     chosen = [division for division in divisions if division.is_colocated]
     for ahead in sorted({division.ahead for division in divisions}):
         best = best_of([each for each in divisions if each.ahead == ahead and not each.is_colocated])

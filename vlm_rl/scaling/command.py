@@ -217,7 +217,7 @@ def _rates(
 
 
 def measure(run: RunDirectory, card: CardSpeed, *, ranks: int) -> MeasuredRun:
-    """Return what a run on so many learner's ranks measured."""
+    """Return the measurements of a run on so many learner's ranks."""
     config = run.config()
     plan = dry_run(config, num_ranks=ranks)
 

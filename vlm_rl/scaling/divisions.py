@@ -66,13 +66,13 @@ class Workload:
 
     @property
     def useful(self) -> Sequence[float]:
-        """Return what each batch costs with every prompt once; a token costs 1."""
+        """Return the cost of each batch with every prompt once; a token costs 1."""
         if not self._useful:
             self._useful.extend(useful_cost(batch, self.rows) for batch in self.batches)
         return self._useful
 
     def update_on(self, ranks: int) -> UpdateTime:
-        """Return what updates take on so many ranks; planned once for each number."""
+        """Return the time of updates on so many ranks; planned once for each number."""
         if ranks not in self._updates:
             config = self.served.config
             minis = [mini for batch in self.batches for mini in batch.mini_batches(config.train.mini_batch_prompts)]

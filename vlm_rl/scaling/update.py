@@ -22,12 +22,12 @@ class Rows:
 
     @property
     def pair_cost(self) -> float:
-        """Return what a pair of tokens costs, of which one attends to the other."""
+        """Return the cost of a pair of tokens, of which one attends to the other."""
         return 1 / (6 * self.hidden_size)
 
 
 def useful_cost(batch: BatchLengths, rows: Rows) -> float:
-    """Return what a batch costs with every prompt once, or with padded rows once for each response."""
+    """Return the cost of a batch with every prompt once, or with padded rows once for each response."""
     whole = [[[Chunk(group, tuple(range(len(lengths))))] for group, lengths in enumerate(batch.responses)]]
     return sum(_costs(batch, rows, whole)[0])
 
@@ -65,5 +65,5 @@ class UpdateTime:
         return cls(ranks, fmean(shares), fmean(counts))
 
     def cost_per_rank(self, useful: float) -> float:
-        """Return what a batch of this useful cost costs the slowest rank."""
+        """Return the cost for the slowest rank of a batch of this useful cost."""
         return useful / (self.ranks * self.efficiency)
