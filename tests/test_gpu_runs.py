@@ -140,6 +140,17 @@ def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) ->
     check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")
 
 
+def test_a_learner_on_a_gpu_feeds_vllm(toys: Toys) -> None:
+    """Weights go from the GPU into vLLM's engine, here on the CPU; checksum and probe of each sync hold."""
+    pytest.importorskip("vllm")
+    changes = merged([{"rollout": {"sampler": "vllm"}}, {"model": {"dtype": "float32"}, "train": {"steps": 2}}])
+    result = toys.runner(
+        "train", str(toys.config("gpu-vllm", **changes)), faults={"pretend_gpu": {"engine_on_cpu": True}}
+    )
+    assert result.code == 0, result.output[-3000:]
+    assert [row["step"] for row in metrics_of(toys.run("gpu-vllm"))] == [1, 2]
+
+
 def test_a_killed_run_resumes_on_a_gpu_with_the_numbers_of_one_on_a_cpu(toys: Toys) -> None:
     changes = {"model": {"dtype": "float32"}, "train": {"steps": 4, "zero_stage": 2}}
     toys.train_run("cpu-resumed", **changes)

@@ -440,10 +440,14 @@ def record_card(out: str) -> None:
         noted(Learner, name, doing)
 
 
-def pretend_gpu() -> None:
-    """Let the process compute on a pretended GPU (tests.helpers.pretended_cuda)."""
+def pretend_gpu(*, engine_on_cpu: bool = False) -> None:
+    """Let the process compute on a pretended GPU (tests.helpers.pretended_cuda), its vLLM on the CPU where asked."""
     from tests.helpers.pretended_cuda import PretendedCuda
 
+    if engine_on_cpu:
+        from vlm_rl.samplers.vllm import engine
+
+        engine.has_gpu = lambda: False
     PretendedCuda().__enter__()
 
 
