@@ -78,6 +78,27 @@ def policy_and_row(gpu: PretendedCuda, tiny_model: Path) -> tuple[Policy, Packed
     return policy, packed_row(policy, groups_of("qwen2_5_vl", tiny_model, vocabulary))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "most"), [("qwen3", 1), ("qwen3_moe", 1), ("internvl", 3), ("qwen2_5_vl", 10), ("qwen3_vl", 8)]
+)
+def test_the_host_seldom_waits_for_a_row(
+    gpu: PretendedCuda, model_type: str, most: int, family_model: FamilyModel
+) -> None:
+    """Each read of a tensor's values makes the host wait until the GPU has nothing left to do."""
+    folder = family_model(model_type)
+    policy = Policy(load_model(folder, dtype=torch.bfloat16), banned_ids=BANNED, temperature=TEMPERATURE)
+    policy.enable_checkpointing()
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    row = packed_row(policy, groups_of(model_type, folder, vocabulary)).to("cuda")
+    gpu.host_reads.clear()
+    logp_K, entropy_K = policy(row)
+    loss, _ = policy_loss(
+        logp_K, entropy_K, row.loss, ratio="token", surrogate="clip", kl_coef=0.0, entropy_coef=0.1, **OPTIONS
+    )
+    loss.backward()
+    assert sum(gpu.host_reads.values()) <= most, gpu.host_reads
+
+
 def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
