@@ -145,6 +145,6 @@ def add_export(commands: Commands) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from vlm_rl.report.model_export import export
+    from vlm_rl.run.export import export
 
     export(options)

@@ -1,8 +1,7 @@
-"""Pages about runs, each one file that needs nothing else; and the model folder that leaves a run.
+"""Pages about runs, each one file that needs nothing else.
 
     run_report      `vlm-rl report`
     readme_figure   the README's picture of a run
-    model_export    `vlm-rl export`: a checkpoint with a model card
     run_curves      what a run's files say over time, as arrays
     charts, vega    charts as Vega-Lite specifications; onto a page or into a picture
     figures         charts of curves on a page, or a sentence where there is nothing to draw
@@ -11,5 +10,5 @@
 Private to this room: examples and sections.
 """
 
-__all__ = ["charts", "figures", "html", "model_export", "readme_figure", "run_curves", "run_report", "vega"]
+__all__ = ["charts", "figures", "html", "readme_figure", "run_curves", "run_report", "vega"]
 _USES = ["data", "model_files", "run"]

@@ -6,6 +6,7 @@ rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 checkpoint   checkpoints that are complete or absent
 checkpoint_names  what a user may call a checkpoint
+export       a checkpoint as a model folder, here or on the hub
 manifest     what a checkpoint says of its files, and of the run that it resumes
 lock         one writer at a time in a run directory
 interrupts   Ctrl-C that is not lost
@@ -25,6 +26,7 @@ __all__ = [
     "cores",
     "directory",
     "eval_record",
+    "export",
     "interrupts",
     "lock",
     "manifest",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.model_hub import model_hub
 from vlm_rl.errors import UserError
-from vlm_rl.report.model_export import export, push
+from vlm_rl.run.export import export, push
 
 
 def exported(folder: Path) -> Path:
