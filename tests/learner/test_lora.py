@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.lora import (
     add_adapters,
+    describe,
     num_adapter_parameters,
     save_adapters,
     target_layers,
@@ -152,12 +154,14 @@ def test_adapters_on_experts_are_refused(family_model: Callable[[str], Path]) ->
         add_adapters(model, LoraConfig(targets=["language_model"]), seed=5)
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if name != "qwen3_next"])
-def test_every_family_trains_adapters(model_type: str, family_model: Callable[[str], Path]) -> None:
-    """On every part: the log-probs of the merged, unmodified model, and a gradient for every adapter."""
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_trains_adapters(model_type: str, family_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """On every part: the log-probs of the merged, unmodified model, a gradient for every adapter, and a folder that
+    merges to these weights."""
     folder = family_model(model_type)
     policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
-    config = LoraConfig(rank=4, alpha=6, targets=list(SUPPORTED[model_type].parts))
+    targets = ["q_proj", "v_proj"] if model_type == "qwen3_next" else list(SUPPORTED[model_type].parts)
+    config = LoraConfig(rank=4, alpha=6, targets=targets)
     policy.add_adapters(config, base=BaseModel(str(folder), ""), seed=5)
     move(policy)
     reference: Any = load_reference(folder)
@@ -176,6 +180,14 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     assert {policy.family.part_of(name) for name in trained} == {*policy.family.parts}
     assert all(".lora_" in name and p.grad is not None and p.grad.any() for name, p in trained.items())
+    save_adapters(
+        policy.model, {name: p.detach() for name, p in trained.items()}, tmp_path, BaseModel(str(folder), "")
+    )
+    again, expected = dict(load_merged(tmp_path).named_parameters()), merged(policy)
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], weight) for name, weight in expected.items())
+    experts = "; experts have none" if model_type.endswith("moe") or model_type == "qwen3_next" else ""
+    assert re.fullmatch(rf"adapters: rank 4 on \d+ layers: [\w, ]+{experts}", describe(policy.model, config))
 
 
 def test_which_layers_get_an_adapter(tiny_model: Path) -> None:

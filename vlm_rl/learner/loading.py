@@ -17,6 +17,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.attention import patches as layer_patches
 from vlm_rl.learner.deepspeed import check_deepspeed_options
+from vlm_rl.learner.lora import describe
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.model_files.adapters import BaseModel, base_of
@@ -115,6 +116,8 @@ def load_policy(
     if rank() == 0:
         console = make_console()
         console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
+        if settings.lora is not None:
+            console.print(describe(policy.model, settings.lora), soft_wrap=True)
         if policy.is_padded:
             console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
     policy.freeze(settings.freeze)

@@ -118,6 +118,16 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from ((name, module) for name, module in model.named_modules() if hasattr(module, "lora_A"))
 
 
+def describe(model: nn.Module, config: LoraConfig) -> str:
+    """Return a line about which layers have an adapter, and that experts have none."""
+    names = [name for name, _ in _layers(model)]
+    kinds = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+    left_out = any(name.endswith(".experts") for name, _ in model.named_modules())
+    return f"adapters: rank {config.rank} on {len(names)} layers: {kinds}" + (
+        "; experts have none" if left_out else ""
+    )
+
+
 def weight_sources(model: nn.Module) -> Iterator[tuple[str, WeightSource]]:
     """Yield each parameter of the model without adapters: its name there, and what it is made of."""
     layers = dict(_layers(model))
@@ -168,6 +178,7 @@ def save_adapters(model: Any, tensors: dict[str, Tensor], folder: Path, base: Ba
         "base_model_name_or_path": base.path,
         "inference_mode": True,
         "target_modules": [name for name, _ in _layers(model)],  # PEFT shortens them, in an order of its own
+        "target_parameters": None,  # PEFT makes an empty set of it where it knows the model's experts
     }
     for file, tree in ((ADAPTER_CONFIG, settings), (BASE_MODEL, asdict(base))):
         (folder / file).write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n", encoding="utf-8")
