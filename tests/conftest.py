@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
@@ -42,8 +43,9 @@ def shared_data() -> Path:
 # The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).
 LONGEST = (
     "test_ahead_servers.py",
-    "test_servers.py",
     "test_one_server.py",
+    "test_servers.py",
+    "test_gpu_runs.py",
     "test_learner.py",
     "test_family_run.py",
     "test_adapter_sync.py",
@@ -51,6 +53,9 @@ LONGEST = (
     "test_attacks.py",
     "test_resume.py",
     "test_samplers.py",
+    "test_on_gpu.py",
+    "test_symbolic.py",
+    "test_checkpoint_size.py",
     "test_lora_runs.py",
     "test_live.py",
     "test_page.py",
@@ -72,14 +77,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
-    """Give a file's tests to one worker, as `--dist loadfile` does; both files of servers go to the same."""
+    """Give a file's tests to one worker, as `--dist loadfile` does; the files of servers go to the same."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByFixtures(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).replace("test_ahead_servers.py", "test_servers.py")
+            scope = super()._split_scope(nodeid)
+            return re.sub(r"test_(ahead_servers|one_server)\.py", "test_servers.py", scope)
 
     return ByFixtures(config, log)
 

@@ -281,6 +281,7 @@ def test_the_table_of_a_run(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "16 or more samples" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> None:
     out = tmp_path / "bias.png"
     command = [sys.executable, str(SCRIPT), "--groups", "500", "--out", str(out)]

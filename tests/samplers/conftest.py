@@ -12,7 +12,7 @@ from tests.helpers.toy_runs import Toys
 
 @pytest.fixture(scope="package")
 def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Yield two servers. test_ahead_servers.py comes first; test_servers.py kills them at its end."""
+    """Yield two servers. test_servers.py comes last: it kills them at its end."""
     pytest.importorskip("vllm")
     with served_fleet(toys, tmp_path_factory.mktemp("servers"), ahead=1) as fleet:
         yield fleet

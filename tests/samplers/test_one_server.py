@@ -6,9 +6,7 @@ import asyncio
 import base64
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
@@ -16,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same, served_fleet
-from tests.helpers.toy_runs import Runner, Toys
+from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.samplers.remote import push as server_push
@@ -25,17 +22,14 @@ from vlm_rl.samplers.remote.client import connected
 from vlm_rl.samplers.remote.push import GlooLink, NcclLink
 from vlm_rl.types import Rollout
 
+pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 
 
 @pytest.fixture(scope="module")
-def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Yield a server that draws four responses at once, and four more for a probe."""
-    pytest.importorskip("vllm")
-    folder = tmp_path_factory.mktemp("one-server")
-    toys = Toys(folder, folder, folder, tiny_model, tiny_model, Runner(folder))
-    with served_fleet(toys, folder, servers=1, ahead=1) as fleet:
-        yield fleet
+def fleet(fleet: Fleet) -> Fleet:
+    """The first of the servers alone; it draws four responses at once, and four more for a probe."""
+    return replace(fleet, servers=fleet.servers[:1])
 
 
 def assert_of_the_learner(fleet: Fleet, groups: list[list[Rollout]]) -> None:
@@ -117,40 +111,6 @@ def test_what_a_learner_no_longer_waits_for_harms_no_later_request(fleet: Fleet)
         return codes
 
     assert asyncio.run(give_up_and_ask_again()) == [200] * 60
-
-
-@pytest.mark.parametrize("lost", ["preparing", "drawing"])
-@pytest.mark.parametrize("times", [2, 3])
-def test_a_response_whose_prepared_image_is_lost_is_asked_for_again(lost: str, times: int) -> None:
-    """As vLLM loses them: an AssertionError while it prepares, or a request that ends as an error. Three times are
-    too many. Only vLLM's own classes are real here: nothing outside makes an engine forget one image."""
-    pytest.importorskip("vllm")
-    from vllm.outputs import CompletionOutput, RequestOutput
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.output_processor import RequestOutputCollector
-
-    from vlm_rl.samplers.vllm.endpoint import response_of
-
-    class Forgetful:
-        asked = 0
-
-        async def add_request(self, request_id: str, *_: Any) -> RequestOutputCollector:
-            self.asked += 1
-            is_lost = self.asked <= times
-            if is_lost and lost == "preparing":
-                raise AssertionError("Expected a cached item")
-            queue = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, request_id)
-            ids = [] if is_lost else [5, 6]
-            output = CompletionOutput(0, "", ids, None, None, finish_reason="error" if is_lost else "length")
-            queue.put(RequestOutput(request_id, None, [1], None, [output], finished=True))
-            return queue
-
-    if (times, lost) == (3, "preparing"):
-        with pytest.raises(AssertionError, match="cached item"):
-            asyncio.run(response_of(Forgetful(), None, None))
-        return
-    answer = asyncio.run(response_of(Forgetful(), None, None))
-    assert (answer["ids"], answer["finish"]) == (([5, 6], "length") if times == 2 else ([], "error"))
 
 
 def test_stale_weights_are_refused(fleet: Fleet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import runpy
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +114,37 @@ def test_sockets_of_a_long_temporary_folder_are_elsewhere(
             bound.bind(f"{sockets}/{uuid.uuid4()}")
             Path(bound.getsockname()).unlink()
     assert (sockets == str(folder)) is (length == 70)
+
+
+@pytest.mark.parametrize("lost", ["preparing", "drawing"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_response_whose_prepared_image_is_lost_is_asked_for_again(lost: str, times: int) -> None:
+    """As vLLM loses them: an AssertionError while it prepares, or a request that ends as an error. Three times are
+    too many. Only vLLM's own classes are real here: nothing outside makes an engine forget one image."""
+    pytest.importorskip("vllm")
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    from vlm_rl.samplers.vllm.endpoint import response_of
+
+    class Forgetful:
+        asked = 0
+
+        async def add_request(self, request_id: str, *_: Any) -> RequestOutputCollector:
+            self.asked += 1
+            is_lost = self.asked <= times
+            if is_lost and lost == "preparing":
+                raise AssertionError("Expected a cached item")
+            queue = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, request_id)
+            ids = [] if is_lost else [5, 6]
+            output = CompletionOutput(0, "", ids, None, None, finish_reason="error" if is_lost else "length")
+            queue.put(RequestOutput(request_id, None, [1], None, [output], finished=True))
+            return queue
+
+    if (times, lost) == (3, "preparing"):
+        with pytest.raises(AssertionError, match="cached item"):
+            asyncio.run(response_of(Forgetful(), None, None))
+        return
+    answer = asyncio.run(response_of(Forgetful(), None, None))
+    assert (answer["ids"], answer["finish"]) == (([5, 6], "length") if times == 2 else ([], "error"))
