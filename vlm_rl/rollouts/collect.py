@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from vlm_rl.config import AlgorithmConfig, Config, HadwConfig
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
 from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
+from vlm_rl.rollouts.no_signal import NoSignal
 from vlm_rl.rollouts.prompt_order import Ledger
 from vlm_rl.rollouts.sampling import StepPhase
 from vlm_rl.rollouts.source import RolloutSource
@@ -40,6 +41,7 @@ class Collecting:
     source: RolloutSource
     ledger: Ledger
     note: Callable[[str], None]  # prints a line
+    no_signal: NoSignal = field(default_factory=NoSignal)
 
 
 def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> RolloutBatch:
@@ -87,6 +89,8 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
     weighed, weight_metrics = with_advantages(
         kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after)
     )
+    if warning := run.no_signal.after_step(weighed, sampled):
+        run.note(f"step {step + 1}  {warning}")
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
     return RolloutBatch(groups, graded.prompts, prompt_lengths, after, metrics)
