@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.learner.learning_rate import learning_rate_factor
+from vlm_rl.config import TrainConfig
+from vlm_rl.learner.learning_rate import learning_rate_factor, moved_cosine
 
 Schedule = Literal["constant", "cosine"]
 
@@ -43,3 +44,27 @@ def test_a_cosine_never_rises_and_is_symmetric_about_its_middle(warmup: int, len
     fall = factors("cosine", warmup=warmup, total=warmup + length, steps=warmup + length + 1)[warmup:]
     assert fall[0] == 1 and fall == sorted(fall, reverse=True)
     assert [a + b for a, b in zip(fall, reversed(fall), strict=True)] == pytest.approx([1.0] * len(fall))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "step", "rates"),
+    [
+        ("cosine", 8, 4, ("0.5", "0")),  # the middle of the longer run, and the end of the shorter one
+        ("cosine", 8, 2, ("0.854", "0.5")),  # (1 + cos 45 degrees) / 2
+        ("cosine", 4, 2, None),
+        ("cosine", 8, 0, None),  # both begin with the whole rate
+        ("constant", 8, 4, None),
+    ],
+)
+def test_a_resume_says_how_more_steps_move_the_cosine(
+    schedule: Schedule, steps: int, step: int, rates: tuple[str, str] | None
+) -> None:
+    own = TrainConfig(steps=4, lr=1.0, schedule=schedule, warmup_steps=0)
+    now = own.model_copy(update={"steps": steps})
+    line = moved_cosine(own, now, step=step, updates_per_step=3)
+    if rates is None:
+        assert line is None
+    else:
+        assert line is not None and line.endswith(
+            f"ends at step 8: the learning rate of the next step is {rates[0]}, and would have been {rates[1]}"
+        )

@@ -6,10 +6,11 @@
     quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
+    learning_rate   the schedule of its rate, and what a resume makes of it
     deepspeed       the only file that imports DeepSpeed: its engine, its options, and checks of them
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
     self_check      at start-up: its log-probs against the unmodified model's
-    sync_probe      after each sync: its log-probs of what the sampler draws
+    sync_probe      after each sync: its log-probs of a few sampled tokens
     reference       the frozen policy of the KL term
     attention       layers that compute what transformers' do, with less work (a folder with a door of its own)
     loading         from folders to prompt builder and policy
@@ -18,9 +19,8 @@
     save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
 
-Private to this room: routing (what the routers of experts do), guard (the gradient guard), learning_rate (its
-schedule), regroup (DeepSpeed's shards for a different number of ranks) and checkpoint_files (what a rank writes into
-a checkpoint, at once or later).
+Private to this room: routing (what the routers of experts do), guard (the gradient guard), regroup (the shards of
+DeepSpeed for a different number of ranks) and checkpoint_files (what a rank writes into a checkpoint).
 """
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "checkpoint_size",
     "deepspeed",
     "learner",
+    "learning_rate",
     "loading",
     "lora",
     "packing",

@@ -31,6 +31,7 @@ from vlm_rl.errors import StoppedError
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.checkpoint_size import DiskRoom, disk_room
 from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.learning_rate import moved_cosine
 from vlm_rl.learner.loading import make_prompt_builder
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
@@ -210,13 +211,22 @@ class Run:
     def listen(self, note: Callable[[str], None]) -> None:
         """Note SIGTERM and Ctrl-C from now on. Say first where a resume continues, and what checkpoints take."""
         if self._is_resumed:
-            for line in from_main(lambda: keep_changes(self.directory, self._config)):
+            for line in from_main(self._keep_changes):
                 note(line)
             note(where_it_resumes(self.directory, self._checkpoint, self._config.train.steps))
         for line in self._room.lines():
             note(line)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._interrupts.listen()
+
+    def _keep_changes(self) -> list[str]:
+        """Make this configuration the run's own, and return a line for each change, and for what follows from it."""
+        own, now = self.directory.any_config().train, self._config
+        lines = keep_changes(self.directory, now)
+        prompts = now.rollout.prompts_per_step if isinstance(now, Config) else now.train.mini_batch_prompts
+        updates = -(-prompts // now.train.mini_batch_prompts)
+        moved = moved_cosine(own, now.train, step=self.step, updates_per_step=updates)
+        return [*lines, moved] if moved else lines
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_stop_requested = True
