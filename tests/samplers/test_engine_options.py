@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.vllm.options import engine_options
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.vllm.options import check_media_limits, engine_options
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
 
 GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}
 
@@ -79,3 +81,32 @@ def test_states_of_linear_attention_are_not_counted_as_keys_and_values(builder: 
     builder.config = deepcopy(builder.config)
     builder.config.get_text_config().layer_types = ["linear_attention", "linear_attention", "full_attention"]
     assert "kv_cache_memory_bytes" not in options(builder, layers=3, on_cpu=False, user={})
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        ({"image": 1}, "1 images, and problem 'b' has 2"),
+        ({"image": {"count": 1, "width": 64}}, "1 images, and problem 'b' has 2"),
+        ({"image": 0}, "0 images, and problem 'a' has 1"),
+        ({"image": 2, "video": 0}, "0 videos, and problem 'c' has 1"),
+        ({"image": 2, "video": 1, "audio": 0}, None),
+        ({"image": {"width": 64}}, None),
+        ({}, None),
+    ],
+)
+def test_a_limit_below_what_a_problem_has_is_refused_before_the_engine_starts(
+    limits: dict[str, Any], refused: str | None
+) -> None:
+    """The frames of a video are among a problem's images, and are none of an engine's."""
+    problems = [
+        Problem("text", "", (), "1", "integer"),
+        Problem("a", "", (b"",), "1", "integer"),
+        Problem("b", "", (b"", b""), "1", "integer"),
+        Problem("c", "", (b"", b"", b""), "1", "integer", meta={"videos": [[0, 0.5, 1]]}),
+    ]
+    if refused is None:
+        check_media_limits({"limit_mm_per_prompt": limits}, problems)
+        return
+    with pytest.raises(UserError, match=f"rollout.vllm.limit_mm_per_prompt lets a prompt have {refused}"):
+        check_media_limits({"limit_mm_per_prompt": limits}, problems)

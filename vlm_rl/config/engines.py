@@ -38,6 +38,9 @@ VLLM = {
     "tensor_parallel_size": "rollout.tensor_parallel",
     **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
     "enable_return_routed_experts": "rollout.replay_routing",
+    **dict.fromkeys(("runner", "convert", "max_logprobs", "skip_tokenizer_init", "tokenizer"), _CONTRACT),
+    **dict.fromkeys(("language_model_only", "mm_encoder_only"), "the images of data.train and data.eval"),
+    "enable_lora": "model.lora.sync",
 }
 """Options of vllm.LLM, and what decides them instead."""
 

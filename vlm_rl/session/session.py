@@ -31,6 +31,7 @@ from vlm_rl.rollouts.source import make_source
 from vlm_rl.run.terminal import Stages
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.samplers.vllm.options import check_media_limits
 from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
@@ -98,7 +99,9 @@ class Session:
     def _open_builder(self) -> PromptBuilder:
         """Open the model's prompt builder, and refuse a model or prompts that this run cannot use."""
         config = self.config
-        builder = self.run.open_builder([*self.problems, *chain.from_iterable(self.eval_sets.values())])
+        problems = [*self.problems, *chain.from_iterable(self.eval_sets.values())]
+        builder = self.run.open_builder(problems)
+        check_media_limits(config.rollout.vllm, problems)
         check_divides(builder.config, config.rollout)
         check_routing(builder.config, replay=config.rollout.replay_routing)
         check_a_prompt_fits(builder, self.problems, config.data)

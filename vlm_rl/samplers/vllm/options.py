@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision.family import video_metadata
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.types import Video
+from vlm_rl.types import Problem, Video
 
 if TYPE_CHECKING:
     import vllm
@@ -110,6 +110,23 @@ def engine_options(
             # visits before each batch, when its caches are reset.
             settings["kv_cache_memory_bytes"] = cache
     return {**settings, **builder.engine_options, **(options or {})}
+
+
+def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem]) -> None:
+    """Raise UserError naming the first problem with more images or videos than rollout.vllm lets a prompt have."""
+    limits = options.get("limit_mm_per_prompt")
+    if not isinstance(limits, Mapping):
+        return
+    most = {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits.items()}
+    for problem in problems:
+        images = len(problem.images) - sum(map(len, problem.videos))  # without the frames of videos
+        for kind, count in (("image", images), ("video", len(problem.videos))):
+            limit = most.get(kind)
+            if isinstance(limit, int) and count > limit:
+                raise UserError(
+                    f"rollout.vllm.limit_mm_per_prompt lets a prompt have {limit} {kind}s, and problem "
+                    f"{problem.id!r} has {count}: raise it, or remove it"
+                )
 
 
 def is_small(config: Any) -> bool:
