@@ -7,7 +7,7 @@ import hashlib
 import os
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from vlm_rl.errors import UserError
 
@@ -42,7 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     columns.add_argument(
         "--images", nargs="+", metavar="COLUMN", help="paths, bytes or base64; one column or several"
     )
-    columns.add_argument("--choices", nargs="+", metavar="COLUMN", help="a list of options, or a column for each")
+    columns.add_argument(
+        "--choices", nargs="+", metavar="COLUMN", help="the options, or a column for each; none: there are no options"
+    )
+    columns.add_argument(
+        "--answer-form",
+        default="",
+        metavar="FORM",
+        help="how the answers are written (docs/data.md; by default as they look)",
+    )
     columns.add_argument(
         "--response", metavar="COLUMN", help="whole responses for `vlm-rl sft`, or conversations (never guessed)"
     )
@@ -151,14 +159,18 @@ def _out(arguments: argparse.Namespace) -> Path:
 
 def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet | None]:
     """Return the source, where its files are, their commit, and, for a user's own data, the guessed mapping."""
+    from vlm_rl.data_prep.readers.generic import AnswerForm
     from vlm_rl.data_prep.readers.own_data import map_own_data
     from vlm_rl.data_prep.readers.sources import SOURCES
 
     given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices", "response")}
     given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
     is_mapping = arguments.source.endswith((".yaml", ".yml"))
-    if given and (arguments.path or is_mapping):
-        raise UserError(f"--{next(iter(given))}: this is for `vlm-rl prepare PATH`, which guesses the columns")
+    form = arguments.answer_form
+    if (given or form) and (arguments.path or is_mapping):
+        raise UserError(
+            f"--{next(iter(given), 'answer-form')}: this is for `vlm-rl prepare PATH`, which guesses the columns"
+        )
     if arguments.path or is_mapping:
         source = arguments.source if arguments.path else "generic"
         return source, *_locate(source, arguments.path or arguments.source, arguments.revision), None
@@ -167,7 +179,11 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
             f"{arguments.source} is the name of a data set: say where its files are with --source; "
             f"a folder of yours with this name is ./{arguments.source}"
         )
-    path, mapping = map_own_data(arguments.source, split=arguments.split, revision=arguments.revision, given=given)
+    if form and form not in get_args(AnswerForm):
+        raise UserError(f"--answer-form {form}: known are {', '.join(get_args(AnswerForm))}")
+    path, mapping = map_own_data(
+        arguments.source, split=arguments.split, revision=arguments.revision, given=given, answer_form=form
+    )
     return "generic", path, mapping.revision, mapping
 
 

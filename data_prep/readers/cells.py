@@ -1,4 +1,4 @@
-"""Read the values of a user's table: nested columns, conversations, images in every usual form, options.
+"""Read the values of a user's table: nested columns, conversations, images in every usual form.
 
 A conversation is a list of turns: {"role", "content"} as in OpenAI's messages, or {"from", "value"} as in LLaVA's and
 ShareGPT's. A content is a text, or a list of parts of which some are images.
@@ -13,15 +13,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlm_rl.data.golds import LETTERS
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore, image_ref
-from vlm_rl.data_prep.readers.row_golds import gold_of, last_box, number_gold
 from vlm_rl.data_prep.records import Fields, RowError
 from vlm_rl.types import IMAGE_MARKER, times_fault
 
 USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")
 _TURN_KEYS = (("role", "content"), ("from", "value"))
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.S)
 _BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR)[A-Za-z0-9+/\s]{64,}={0,2}\s*")  # PNG, JPEG, WEBP
 
 
@@ -99,59 +96,6 @@ def answer_of(row: Fields, column: str) -> Any:
     """Return the answer in a column: its value, or what the assistant says in its conversation."""
     value = cell(row, column)
     return content_text(turn_of(value, ASSISTANT)) if is_conversation(value) else value
-
-
-def gold_in(answer: Any, form: str, choices: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    """Return the gold of an answer that is written in a form of GenericSet.answer_form.
-
-    The label of an option becomes its letter. Raises RowError where the form is not there.
-    """
-    if form == "option_number":
-        text = str(answer)
-        if isinstance(answer, bool) or not text.isdecimal() or int(text) >= min(len(choices), len(LETTERS)):
-            raise RowError("bad_value", f"the answer is {answer!r:.40}, no number of {len(choices)} options from 0")
-        return LETTERS[int(text)]
-    if isinstance(answer, str) and form == "box":
-        answer = last_box(answer)
-    elif isinstance(answer, str) and form in ("hashes", "tag"):
-        marked = _TAG.findall(answer)[-1:] if form == "tag" else answer.split("####")[1:][-1:]
-        if not marked:
-            mark = "<answer> tag" if form == "tag" else "####"
-            raise RowError("answer_missing", f"the answer has no {mark}: ...{answer[-60:]!r}")
-        answer = marked[0].strip()
-    gold = gold_of(answer) if isinstance(answer, str) else number_gold(answer)
-    names = choices if form == "option_text" else labels
-    same = [index for index, name in enumerate(names) if name.strip() == gold]
-    return LETTERS[same[0]] if len(same) == 1 and same[0] < len(LETTERS) else gold
-
-
-def options_of(row: Fields, columns: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options and their labels, () where they have none.
-
-    They are the values of several columns or, in one, a list, an object of label: text, or the hub's object of two
-    lists, text and label. Raises RowError for anything else.
-    """
-    if len(columns) > 1:
-        return tuple(str(value) for column in columns if (value := cell(row, column)) not in (None, "")), ()
-    value = cell(row, columns[0]) if columns else None
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RowError("bad_type", f"{columns[0]} must be a list: {error}") from None
-    labels: Any = None
-    if isinstance(value, Mapping) and {"text", "label"} <= {*value}:
-        value, labels = value["text"], value["label"]
-    elif isinstance(value, Mapping):
-        labels = sorted(key for key in value if value[key] is not None)
-        value = [value[key] for key in labels]
-    value, labels = value or [], labels or []
-    for items in (value, labels):
-        if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
-            raise RowError("bad_type", f"{columns[0]} must be a list of texts, not {items!r:.60}")
-    if len(labels) not in (0, len(value)):
-        raise RowError("bad_type", f"{columns[0]} has {len(value)} texts with {len(labels)} labels")
-    return tuple(map(str, value)), tuple(map(str, labels))
 
 
 def images_of(row: Fields, columns: list[str], store: ImageStore) -> list[ImageRef]:

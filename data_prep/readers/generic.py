@@ -9,7 +9,7 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   question: prompt            # a text, or a conversation
   answer: gold                # may be left out where there is a box
   images: picture             # optional: a path, bytes, base64, datasets' struct, a list of them; or several columns
-  choices: options            # optional: a list of texts, an object with their labels, or several columns
+  choices: options            # optional: a list, an object with their labels, a text that lists them, several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
   frames: clip                # optional: the frames of the row's only video: a list of images, or a folder of images
@@ -20,7 +20,8 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   id: uid                     # optional: without it, a hash of question, answer, response and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
 fps: 2                        # optional: frames a second of all videos, the first at 0 seconds
-answer_form: plain            # optional: plain, box, hashes (####), tag, option_number (from 0) or option_text
+answer_form: plain            # optional: plain, box, hashes (####), tag, option_text, option_number (from 0),
+                              # option_number_from_1, any_of or all_of (of a list of answers)
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
 box_format: xyxy              # optional: or xywh; of x and y the smallest, then the largest, or the size
@@ -41,10 +42,12 @@ from pydantic import Field
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.gold_boxes import read_raw_box
-from vlm_rl.data_prep.readers.cells import answer_of, cell, gold_in, images_of, options_of, question_of, video_of
+from vlm_rl.data_prep.readers.cells import answer_of, cell, images_of, question_of, video_of
 from vlm_rl.data_prep.readers.hub import locate
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore
+from vlm_rl.data_prep.readers.option_cells import RowOptions, options_of
 from vlm_rl.data_prep.readers.program_tests import tests_in
+from vlm_rl.data_prep.readers.row_golds import gold_of, golds_in
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import (
     Converted,
@@ -61,6 +64,11 @@ from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType, Problem
 
 _PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar")
+
+
+AnswerForm = Literal[
+    "plain", "box", "hashes", "tag", "option_number", "option_number_from_1", "option_text", "any_of", "all_of"
+]
 
 
 class Columns(ConfigSection):
@@ -96,7 +104,7 @@ class GenericSet(ConfigSection):
     files: list[str] = Field(default=[])
     image_folder: str = ""
     fps: float | None = Field(default=None, gt=0)
-    answer_form: Literal["plain", "box", "hashes", "tag", "option_number", "option_text"] = "plain"
+    answer_form: AnswerForm = "plain"
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
     box_format: Literal["xyxy", "xywh"] = "xyxy"
@@ -197,13 +205,13 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         answer, meta["tests"] = tests.gold, tests.packed()
     else:
         answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
-    choices, labels = options_of(row, _listed(columns.choices))
-    gold = gold_in(answer, mapping.answer_form, choices, labels)
+    golds, choices = _golds_and_choices(row, mapping, answer, question)
+    gold = golds[0]
+    if golds[1:]:
+        meta["alternatives"] = [*golds[1:]]
     kind: AnswerType = "code" if columns.tests else mapping.answer_type or infer_answer_type(gold)
-    if choices:
-        question = question if _lists(question, choices) else with_choices(question, choices)
-    elif kind == "choice":
-        choices = parse_choices(question)
+    if columns.choices and choices and not _lists(question, choices):
+        question = with_choices(question, choices)
     images = images_of(row, _listed(columns.images), store)
     if columns.frames:
         frames, times = video_of(row, columns.frames, columns.times, fps=mapping.fps, store=store)
@@ -232,6 +240,33 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         meta=meta,
     )
     return problem, images
+
+
+def _golds_and_choices(
+    row: Fields, mapping: GenericSet, answer: Any, question: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the gold with its alternatives, and the options of the row, or of the question where it lists them.
+
+    Raises RowError where there are options and the gold is none of them.
+    """
+    columns = mapping.columns
+    if columns.tests or not columns.answer:
+        return (gold_of(answer),), options_of(row, _listed(columns.choices)).texts
+    options = options_of(row, _listed(columns.choices))
+    if mapping.answer_type not in (None, "choice"):  # the user says that the gold is no letter
+        return golds_in(answer, mapping.answer_form, RowOptions()), options.texts
+    golds = golds_in(answer, mapping.answer_form, options)
+    if options.texts:
+        return golds, options.texts
+    listed = RowOptions(parse_choices(question))
+    if not listed.texts:
+        return golds, ()
+    if infer_answer_type(golds[0]) == "choice":
+        return golds_in(answer, mapping.answer_form, listed), listed.texts
+    try:  # the text of a listed option, or its letter and text
+        return golds_in(answer, mapping.answer_form, listed), listed.texts
+    except RowError:
+        return golds, ()
 
 
 def _lists(question: str, choices: tuple[str, ...]) -> bool:

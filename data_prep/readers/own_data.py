@@ -9,9 +9,10 @@ from pathlib import Path
 
 from vlm_rl.data_prep.readers.find_data import find_data
 from vlm_rl.data_prep.readers.generic import GenericSet
-from vlm_rl.data_prep.readers.guess import SAMPLE_ROWS, guess
+from vlm_rl.data_prep.readers.guess import guess
 from vlm_rl.data_prep.readers.hub import locate, newest_commit
 from vlm_rl.data_prep.readers.image_files import ImageFile, TarMember, ZipMember
+from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
 from vlm_rl.visible_text import replace_invisible
@@ -21,7 +22,7 @@ _MAX_TEXT = 600  # characters of a question or an answer that an example shows
 
 
 def map_own_data(
-    named: str, *, split: str, revision: str, given: Mapping[str, Sequence[str]]
+    named: str, *, split: str, revision: str, given: Mapping[str, Sequence[str]], answer_form: str = ""
 ) -> tuple[Path, GenericSet]:
     """Return where a user's data is and the mapping of its columns, and print what was found.
 
@@ -30,6 +31,7 @@ def map_own_data(
         split: the split to take; "" for train, or the first.
         revision: the commit of a hub id; "" for the newest.
         given: columns that the user named, by ours.
+        answer_form: the form of the answers; "" to guess it.
 
     Raises UserError as `find_data` and `guess` do.
     """
@@ -37,7 +39,7 @@ def map_own_data(
         revision = revision or newest_commit(named)
     path, commit = locate(named, revision)
     data = find_data(path, split)
-    mapping = guess(path, data, given, named=named if commit else "")
+    mapping = guess(path, data, given, named=named if commit else "", answer_form=answer_form)
     if commit:
         mapping = mapping.model_copy(update={"revision": commit})
     count = f"{len(data.tables)} files" if len(data.tables) > 1 else data.tables[0].name
@@ -72,7 +74,9 @@ def _example(number: int, row: UsableRow) -> Iterator[str]:
     yield textwrap.indent(_visible(problem.question), "  | ", lambda line: True)
     names = [ref.name if isinstance(ref, ImageFile | ZipMember | TarMember) else "in the table" for ref in row.images]
     yield f"  images: {_visible(', '.join(names)) if names else 'none'}"
-    yield f"  answer: {_visible(problem.answer)} ({problem.answer_type})"
+    alternatives = problem.meta.get("alternatives") or ()
+    others = f", or {_visible(', '.join(alternatives))}" if alternatives else ""
+    yield f"  answer: {_visible(problem.answer)} ({problem.answer_type}){others}"
     if response := problem.meta.get("response"):
         yield textwrap.indent(_visible(response), "  > ", lambda line: True)
 

@@ -102,7 +102,7 @@ def test_the_form_of_answers_is_seen(form: str, answer_form: str | None, tmp_pat
         ([0, 2], "option_number", ["A", "C"]),
         (["ten", "red"], "option_text", ["C", "A"]),
         (["A", "C"], "plain", ["A", "C"]),
-        (["#### 4", "so\n#### 5"], "hashes", ["4", "5"]),
+        (["#### ten", "so\n#### red"], "hashes", ["C", "A"]),
     ],
 )
 def test_options_and_golds(answers: list, answer_form: str, golds: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Hold the first rows of a user's table: which of its columns have a name and values that fit, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.data_prep.readers.table_files import read_tables
+from vlm_rl.data_prep.readers.written_values import is_missing
+from vlm_rl.visible_text import replace_invisible
+
+SAMPLE_ROWS = 100
+Names = Sequence[Sequence[str]]
+Fits = Callable[[list[Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first rows of a table, and the values of its columns that are not empty; nested ones have dotted names."""
+
+    rows: list[dict[str, Any]]
+    columns: dict[str, list[Any]]
+
+
+def read_sample(tables: Sequence[Path]) -> Sample:
+    """Read the first rows that can be read."""
+    rows = [row for _, row in islice(read_tables(tables), SAMPLE_ROWS) if isinstance(row, dict)]
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in _leaves(row):
+            columns.setdefault(name, [])
+            if not is_missing(value) and value not in ([], {}):
+                columns[name].append(value)
+    return Sample(rows, columns)
+
+
+def _leaves(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping) and not is_struct(value) and prefix.count(".") < 3:
+            yield from _leaves(value, f"{prefix}{name}.")
+            if not prefix:
+                yield name, value  # options may be an object of letters
+        else:
+            yield f"{prefix}{name}", value
+
+
+def best(names: Names, fits: Fits, sample: Sample) -> list[str]:
+    """Return the columns with the best name whose values fit, those that are nested least."""
+    for equally_good in names:
+        columns = [
+            column
+            for column, values in sample.columns.items()
+            if values and (column.lower() in equally_good or last_name(column) in equally_good) and fits(values)
+        ]
+        depth = min((column.count(".") for column in columns), default=0)
+        if columns := [column for column in columns if column.count(".") == depth]:
+            return columns
+    return []
+
+
+def last_name(column: str) -> str:
+    return column.rpartition(".")[2].lower()
+
+
+def several(option: str, columns: Sequence[str], sample: Sample, where: str) -> str:
+    named = " and ".join(map(repr, columns))
+    return message(where, sample, f"{named} both look like the {option}; choose with --{option} COLUMN")
+
+
+def message(where: str, sample: Sample, said: str) -> str:
+    """Return a message that ends with every column and a value of it."""
+    width = max(map(len, sample.columns), default=0)
+    lines = [f"  {name:{width}}  {describe_value(values)}" for name, values in sample.columns.items()]
+    return "\n".join([f"{where}: {said}", "its columns, each with a value:", *lines])
+
+
+def describe_value(values: Sequence[Any]) -> str:
+    """Return a value of a column on one line that a terminal can show."""
+    if not values:
+        return "(empty)"
+    value = values[0]
+    if isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes)):
+        return "an image or other bytes"
+    text = value if isinstance(value, str) else repr(value)
+    text = replace_invisible(" ".join(text[:500].split()), lambda _: "?")
+    return text if len(text) <= 70 else f"{text[:67]}..."
+
+
+def is_struct(value: Mapping[str, Any]) -> bool:
+    """Say whether an object is an image as datasets stores it."""
+    return bool(value) and {*value} <= {"bytes", "path"}
