@@ -24,6 +24,7 @@ from vlm_rl.data_prep.readers.cells import (
 from vlm_rl.data_prep.readers.find_data import FoundData
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
 from vlm_rl.data_prep.readers.guess_options import NO_CHOICES, guess_answer_form, guess_choices
+from vlm_rl.data_prep.readers.row_golds import answers_in
 from vlm_rl.data_prep.readers.sample import (
     SAMPLE_ROWS,
     Fits,
@@ -35,6 +36,7 @@ from vlm_rl.data_prep.readers.sample import (
     read_sample,
     several,
 )
+from vlm_rl.data_prep.readers.written_values import plain_text
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -48,7 +50,9 @@ QUESTIONS: Names = (
 ANSWERS: Names = (
     ("reward_model.ground_truth",),
     ("answer", "gold", "gold_answer", "ground_truth", "final_answer", "correct_answer", "reference_answer"),
+    ("multiple_choice_answer",),  # VQA's, beside all that its annotators said
     ("label", "target", "solution", "response", "output", "completion", "cls", "answerkey"),
+    ("answers", "labels"),
     ("conversations", "conversation", "messages"),
 )
 IMAGES: Names = (
@@ -101,7 +105,7 @@ def guess(
             if all(cell(row, name) is None for row in sample.rows):
                 raise UserError(message(where, sample, f"--{ours} {name}: no row has such a column"))
     question = [*given.get("question", ())] or [_decide("question", QUESTIONS, _is_question, sample, where)]
-    answer = [*given.get("answer", ())] or [_decide("answer", ANSWERS, _is_answer, sample, where)]
+    answer = [*given.get("answer", ())] or [_decide_answer(sample, where)]
     images = [*given.get("images", ())] or _images(sample, data.tables[0].parent, where)
     choices = [*given.get("choices", ())] or ([] if has_no_choices else guess_choices(sample, where))
     category = best(CATEGORIES, lambda values: all(isinstance(value, str) for value in values), sample)
@@ -138,12 +142,23 @@ def _decide(option: str, names: Names, fits: Fits, sample: Sample, where: str) -
     return columns[0]
 
 
+def _decide_answer(sample: Sample, where: str) -> str:
+    """Return the column of the answers: a column of lists only where no other fits."""
+    fits = _is_answer if best(ANSWERS, _is_answer, sample) else _is_answer_or_list
+    return _decide("answer", ANSWERS, fits, sample, where)
+
+
 def _is_question(values: list[Any]) -> bool:
     return all(isinstance(value, str) or _has_turn(value, USER) for value in values)
 
 
 def _is_answer(values: list[Any]) -> bool:
-    return all(isinstance(value, str | int | float) or _has_turn(value, ASSISTANT) for value in values)
+    return all(plain_text(value) is not None or _has_turn(value, ASSISTANT) for value in values)
+
+
+def _is_answer_or_list(values: list[Any]) -> bool:
+    lists = [[value] if (items := answers_in(value)) is None else items for value in values]
+    return all(plain_text(item) is not None for items in lists for item in items)
 
 
 def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:

@@ -86,12 +86,41 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
 
 def _rows_of(batch: Any) -> list[Any]:
     """Return the rows of an Arrow batch; one that is not UTF-8 is a RowError."""
+    narrow = [field for field in batch.schema if _has_narrow_floats(field.type)]
     try:
-        return batch.to_pylist()
+        rows = batch.to_pylist()
+        for field in narrow:
+            for row in rows:
+                row[field.name] = _as_written(row[field.name], field.type)
+        return rows
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
             return [RowError("bad_text", f"is not UTF-8: {error}")]
         return [row for number in range(batch.num_rows) for row in _rows_of(batch.slice(number, 1))]
+
+
+def _has_narrow_floats(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        return True
+    return any(_has_narrow_floats(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _as_written(value: Any, kind: Any) -> Any:
+    """Return a value with the shortest number for each float16 or float32: 0.1, not 0.10000000149011612."""
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        single = np.float16 if pa.types.is_float16(kind) else np.float32
+        return None if value is None else float(str(single(value)))
+    if isinstance(value, list) and kind.num_fields == 1 and not pa.types.is_map(kind):
+        return [_as_written(item, kind.field(0).type) for item in value]
+    if isinstance(value, dict):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return {field.name: _as_written(value[field.name], field.type) for field in fields}
+    return value
 
 
 def check_columns(table: Path, present: Sequence[str], wanted: Sequence[str]) -> None:
