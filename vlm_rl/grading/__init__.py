@@ -8,6 +8,7 @@ The path of a response:
       worded_answers        outcomes (no solution, DNE), ordinals, plain words; number_words reads "twenty-one",
                             chinese_numerals reads 二十一
       solution_families     k\pi with k in the integers
+      written_forms         scores, ranges, years, sizes and phone numbers: 3-2 is no difference
       clock_times           4:30, 16:30, 4:30 PM
       derivatives           dv/dt as a symbol of its own
       equations             x = 5, chains, curves, ratios
@@ -15,7 +16,7 @@ The path of a response:
       containers            sets, tuples, intervals, lists, matrices
       values                single values, by the next three:
       quantities            percent signs, units, precision and tolerance; rational reads exact fractions
-      questions             whether a percentage or a ratio is asked for
+      questions             whether a percentage, a ratio or factors are asked for
       closed_form           roots, \pi and polynomials
     choices               multiple choice: letters, texts and values of options
     limits                refuses texts that are too expensive to compare

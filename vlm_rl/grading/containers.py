@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -20,6 +21,7 @@ from vlm_rl.grading.latex import canonical, outer_brackets, split_top_level
 from vlm_rl.grading.number_words import parse_words
 from vlm_rl.grading.quantities import split_quantity
 from vlm_rl.grading.rational import parse_rational
+from vlm_rl.grading.written_forms import parse_form
 from vlm_rl.types import AnswerType
 
 Kind = Literal["set", "tuple", "bracket", "interval", "bare"]
@@ -49,10 +51,9 @@ class Collection:
     ends: str = ""
     is_unordered: bool = False  # of a bare list: alternatives, with semicolons between them
 
-    @property
-    def distinct_items(self) -> list[str]:
-        """Return the items, one of each value."""
-        return list({item_key(item): item for item in self.items}.values())
+    def distinct_items(self, key: Callable[[str], str]) -> list[str]:
+        """Return the items, one of each key."""
+        return list({key(item): item for item in self.items}.values())
 
 
 def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
@@ -139,9 +140,9 @@ def _asks_by_name(gold: Collection, answer: Collection) -> bool:
     return is_named and not any(_LONG_NAME.match(item) for item in answer.items)
 
 
-def unmatched(golds: list[str], answers: list[str]) -> tuple[list[str], list[str]]:
-    """Return the items of both sides that are left when those of equal text or number are paired off."""
-    left, right = Counter(map(item_key, golds)), Counter(map(item_key, answers))
+def unmatched(golds: list[str], answers: list[str], key: Callable[[str], str]) -> tuple[list[str], list[str]]:
+    """Return the items of both sides, as their keys, that are left when those of equal keys are paired off."""
+    left, right = Counter(map(key, golds)), Counter(map(key, answers))
     return list((left - right).elements()), list((right - left).elements())
 
 
@@ -165,7 +166,7 @@ def pair_off(table: list[list[bool | None]]) -> bool | None:
 
 def item_key(item: str) -> str:
     """Return the exact number of an item, or else its canonical text: equal keys mean equal items."""
-    number = as_rational(item)
+    number = None if parse_form(item) else as_rational(item)
     return canonical(item) if number is None else f"{number.numerator}/{number.denominator}"
 
 

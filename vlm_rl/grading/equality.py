@@ -12,6 +12,7 @@ the decision is pending too. The caller gets all results that were asked for in 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -22,6 +23,7 @@ from vlm_rl.grading.containers import (
     as_rational,
     bare_items,
     has_names,
+    item_key,
     matrix_rows,
     order_matters,
     pair_off,
@@ -53,7 +55,7 @@ from vlm_rl.grading.quantities import (
     Margin,
     split_quantity,
 )
-from vlm_rl.grading.questions import asks_ratio
+from vlm_rl.grading.questions import asks_factors, asks_ratio
 from vlm_rl.grading.rational import TooLargeError, is_date
 from vlm_rl.grading.solution_families import (
     INTEGERS,
@@ -65,6 +67,7 @@ from vlm_rl.grading.solution_families import (
 )
 from vlm_rl.grading.values import ValueComparison
 from vlm_rl.grading.worded_answers import compare_wording, is_prose, normalized_words
+from vlm_rl.grading.written_forms import is_factorization, parse_form, same_range, written_like
 
 _UNION, _ABOUT = frozenset(["\\cup"]), frozenset(["\\approx"])
 _INTRODUCTION = re.compile(
@@ -103,10 +106,14 @@ class AnswerComparison(ValueComparison):
         except RecursionError:
             raise refusal("a text too deeply nested") from None
 
-    def _decide(self, gold: str, answer: str, *, is_whole: bool = False) -> Decision:
-        """Decide between two texts, which are the whole answers or parts of them, such as the items of a set."""
+    def _decide(self, gold: str, answer: str, *, is_whole: bool = False, is_computed: bool = False) -> Decision:
+        """Decide between two texts, which are the whole answers or parts of them, such as the items of a set.
+
+        In a chain such as 17-12=5, whose parts `is_computed` marks, 17-12 is a difference and no score.
+        """
         decision = (
             self._text(gold, answer)
+            or (None if is_computed else self._written_form(gold, answer))
             or self._time(gold, answer)
             or (self._family(gold, answer) if is_whole else None)
             or self._approximation(gold, answer, is_whole=is_whole)
@@ -134,6 +141,17 @@ class AnswerComparison(ValueComparison):
         if decision := compare_wording(gold, answer):
             return decision
         return Decision(False, "text") if is_date(gold) else None
+
+    # -- scores, ranges, sizes -----------------------------------------------------------------
+
+    def _written_form(self, gold: str, answer: str) -> Decision | None:
+        """Compare `3-2`, `5-7 cm` and `3 x 4` numeral by numeral: a gold with such signs is no calculation."""
+        form = parse_form(gold)
+        if form is None:
+            return Decision(True, "written_form") if same_range(gold, answer) else None
+        given = written_like(form, answer)
+        any_order = is_factorization(form) or (form.kind == "times" and asks_factors(self.question))
+        return Decision(given is not None and form.equals(given, any_order=any_order), "written_form")
 
     # -- times ---------------------------------------------------------------------------------
 
@@ -227,7 +245,8 @@ class AnswerComparison(ValueComparison):
         if not numbers_agree([*golds, *answers]):
             return Decision(False, "equation")
         pairs = [(gold, answer) for gold in golds for answer in answers]
-        return Decision(all_equal([self._decide(gold, answer).equal for gold, answer in pairs]), "equation")
+        verdicts = [self._decide(gold, answer, is_computed=True).equal for gold, answer in pairs]
+        return Decision(all_equal(verdicts), "equation")
 
     def _named_ratio(self, gold: str, answer: str) -> Decision:
         """Compare the values of V_1:V_2, of which 4:30 is not a time."""
@@ -330,8 +349,14 @@ class AnswerComparison(ValueComparison):
         has_groups = any(len(bare_items(item)) > 1 for item in golds.items)
         rules = replace(self, answer_type="expression") if has_groups and self.answer_type == "list" else self
         if "set" in (golds.kind, answers.kind):
-            return rules._members(golds.distinct_items, answers.distinct_items, path=golds.kind)
+            key = rules._item_key
+            return rules._members(golds.distinct_items(key), answers.distinct_items(key), path=golds.kind)
         return rules._items(golds.items, answers.items, ordered=ordered, path=golds.kind)
+
+    @property
+    def _item_key(self) -> Callable[[str], str]:
+        """Return what makes a key of an item, of which two are equal only if the items are. A text is no number."""
+        return canonical if self.answer_type == "text" else item_key
 
     def _members(self, golds: list[str], answers: list[str], *, path: str) -> Decision:
         """Decide whether every member of either set equals one of the other: 2 and \\sqrt{4} are one member."""
@@ -339,7 +364,7 @@ class AnswerComparison(ValueComparison):
             decision = self._items(golds, answers, ordered=False, path=path)
             if decision.equal is not False:
                 return decision
-        left, right = unmatched(golds, answers)
+        left, right = unmatched(golds, answers, self._item_key)
         if len(left) + len(right) > MAX_SYMBOLIC_ITEMS:
             return Decision(False, path)
         verdicts = [any_equal([self._decide(gold, answer).equal for answer in answers]) for gold in left]
@@ -353,7 +378,7 @@ class AnswerComparison(ValueComparison):
         if ordered:
             verdicts = [self._decide(gold, answer).equal for gold, answer in zip(golds, answers, strict=True)]
             return Decision(all_equal(verdicts), path)
-        left, right = unmatched(golds, answers)
+        left, right = unmatched(golds, answers, self._item_key)
         if len(left) > MAX_SYMBOLIC_ITEMS:
             raise refusal(f"{len(left)} items to pair off")
         return Decision(pair_off([[self._decide(gold, answer).equal for answer in right] for gold in left]), path)

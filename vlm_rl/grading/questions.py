@@ -10,6 +10,7 @@ _PERCENTAGE = re.compile(
     r"|in\W{1,3})(?:percent|per cent|\\?%)|百分(?:之几|比|率|数)",
     re.IGNORECASE,
 )
+_FACTORS = re.compile(r"\bfactor(?:i[sz]|ed|ing|s?\b(?! of\b| in\b))|分解", re.IGNORECASE)
 _RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)
 
 
@@ -21,3 +22,8 @@ def asks_percentage(question: str) -> bool:
 def asks_ratio(question: str) -> bool:
     """Return whether the question is about a ratio, so that 4:30 is not a time."""
     return _RATIO.search(question) is not None
+
+
+def asks_factors(question: str) -> bool:
+    """Return whether the question asks for a factorization."""
+    return _FACTORS.search(question) is not None

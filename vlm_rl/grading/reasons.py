@@ -6,6 +6,7 @@ from __future__ import annotations
 PHRASES = {
     "text": ("the same text", "not the same text"),
     "outcome": ("the same outcome", "not the same outcome"),
+    "written_form": ("the same numerals in the same form", "not the same numerals in the same form"),
     "family": ("the same family of solutions", "not the same family of solutions"),
     "approximate": ("equal", "only an approximation"),
     "equation": ("a true equation with the gold's value", "not the same equation, or not a true one"),

@@ -17,8 +17,10 @@ from vlm_rl.grading.decision import AskSymbolic, Decision
 from vlm_rl.grading.latex import clean
 from vlm_rl.grading.limits import refuse_explosive
 from vlm_rl.grading.math_verify_gaps import unseen_difference
+from vlm_rl.grading.number_words import parse_words
 from vlm_rl.grading.quantities import (
     Margin,
+    Quantity,
     Unit,
     compound_measure,
     margin_of,
@@ -27,12 +29,15 @@ from vlm_rl.grading.quantities import (
     split_quantity,
 )
 from vlm_rl.grading.questions import asks_percentage
-from vlm_rl.grading.rational import parse_rational
+from vlm_rl.grading.rational import NUMBER, parse_rational
 from vlm_rl.grading.worded_answers import is_prose, normalized_words
 from vlm_rl.types import AnswerType
 
 _INFINITE = ("\\infty", "-\\infty")
 _BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")  # 5m
+# Of an answer of type text: 9/11, 2^3, 5! and 007 are no numbers.
+_NUMERAL, _NO_NUMERAL = re.compile(rf"-?(?:{NUMBER})"), re.compile(r"[+*/^!\\_(]|[0-9] ?-|^-?0[0-9]")
+_SIMPLE_FRACTION = re.compile(r"\\frac\{ ?([0-9]+) ?\}\{ ?([0-9]+) ?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class ValueComparison:
             return Decision(False, "unit")
         if (wanted.unit is not None and given.percent) or (wanted.percent and given.unit is not None):
             return Decision(False, "unit")
+        if self.answer_type == "text" and not (_is_numeral(wanted) and _is_numeral(given)):
+            return Decision(_as_words(gold) == _as_words(answer), "text")
         gold_value, answer_value = as_rational(wanted.body), as_rational(given.body)
         by_numeral = wanted.percent or (given.percent and asks_percentage(self.question))
         percents = {"gold_percent": wanted.percent, "answer_percent": given.percent, "by_numeral": by_numeral}
@@ -124,3 +131,15 @@ class ValueComparison:
             return Decision(False, rule)
         refuse_explosive(answer)
         return Decision(self.ask(("equal", gold, answer)), "math_verify")
+
+
+def _is_numeral(side: Quantity) -> bool:
+    """Return whether a text is a number in digits or in words: 1,000 and twelve, but neither 9/11 nor 007."""
+    if side.percent or _NO_NUMERAL.search(side.body):
+        return False
+    return _NUMERAL.fullmatch(side.body) is not None or parse_words(side.body) is not None
+
+
+def _as_words(text: str) -> str:
+    """Return a text in words, with its fractions on one line."""
+    return normalized_words(re.sub(r" ?/ ?", "/", _SIMPLE_FRACTION.sub(r"\1/\2", text)))
