@@ -16,8 +16,9 @@ The path of a response:
       containers            sets, tuples, intervals, lists, matrices
       values                single values, by the next three:
       quantities            percent signs, units, precision and tolerance; rational reads exact fractions
-      questions             whether a percentage, a ratio or factors are asked for
+      questions             whether a percentage, a ratio, factors or an expansion is asked for
       closed_form           roots, \pi and polynomials
+    undone                answers that leave the operation undone or repeat the question
     choices               multiple choice: letters, texts and values of options
     limits                refuses texts that are too expensive to compare
     symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),

@@ -37,7 +37,9 @@ from vlm_rl.grading.equations import (
     EQUALS,
     chain_agrees,
     different_names,
+    is_identity,
     is_list,
+    is_solved,
     numbers_agree,
     ratio_terms,
     same_curve,
@@ -211,6 +213,8 @@ class AnswerComparison(ValueComparison):
         """Compare the values of `x = 5`, `x = 10/2 = 5` and `|3-8| = 5`, and curves such as `y = 2x+3`."""
         if "=" not in gold and "=" not in answer:
             return None
+        if is_identity(gold) or is_identity(answer):
+            return Decision(False, "equation")  # 3=3 says nothing
         golds, answers = split_equation(gold), split_equation(answer)
         if len(golds) == len(answers) == 1:  # 3+5=8 says 8
             return None if (golds[0], answers[0]) == (gold, answer) else self._decide(golds[0], answers[0])
@@ -233,6 +237,8 @@ class AnswerComparison(ValueComparison):
             return Decision(False, "equation")
         if gold_label and answer_label and chain_agrees(answers[1:]) and same_label(golds, answers):
             return self._decide(golds[-1], answers[-1])
+        if is_solved(golds) != is_solved(answers):
+            return Decision(False, "equation")  # 2x=6 for x=3 repeats the question
         if len(golds) == len(answers) == 2 and same_curve(golds, answers):
             return Decision(True, "closed_form")
         return self._symbolic(gold, answer)

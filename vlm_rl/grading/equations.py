@@ -10,6 +10,7 @@ from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
 from vlm_rl.grading.containers import as_rational, bare_items
 from vlm_rl.grading.latex import canonical, split_top_level
 from vlm_rl.grading.quantities import parse_unit, split_quantity
+from vlm_rl.grading.rational import NUMBER
 
 EQUALS = frozenset("=")
 _COLON = frozenset(":")
@@ -36,6 +37,7 @@ _EVALUATION = re.compile(
 _UNIT = re.compile(r"(?<=[0-9.)}]) ([A-Za-z]+(?:\^\{[0-9]\})?)(?= ?(?:[-+*/)]|\\(?:times|cdot|div)(?![A-Za-z])|$))")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
 _REMAINDER = re.compile(r"([^\\]{1,100}?) ?\\pmod\{([1-9][0-9]{0,9})\}")
+_NUMERAL, _OPERATOR = re.compile(rf"-?(?:{NUMBER})"), re.compile(r"[-+/:]")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
 _ROOT, _INDEX = re.compile("[tx-z]"), re.compile(r"(?<=^[tx-z])_\{[0-9]\}$")  # x_1 and x_2 are two values of x
@@ -70,6 +72,19 @@ def value_label(parts: list[str]) -> str | None:
     """Return the part in front of the first "=" if it only names the value, else None."""
     is_label = len(parts) > 1 and _LABEL.fullmatch(parts[0]) and not _NO_LABEL.search(_ARGUMENTS.sub("", parts[0]))
     return parts[0] if is_label and not _is_number(parts[0]) else None
+
+
+def is_identity(text: str) -> bool:
+    """Return whether a `clean` text such as 3=3 says of a number or a letter only that it equals itself."""
+    parts = split_top_level(text, EQUALS)
+    is_same_number = all(map(_NUMERAL.fullmatch, parts)) and len(set(_numbers(parts))) == 1
+    return len(parts) > 1 and (is_same_number or len(set(map(canonical, parts))) == 1)
+
+
+def is_solved(parts: list[str]) -> bool:
+    """Return whether an equation names a value that is a number: x=3 and AB=5, but not y=2x+3 or 2x=6."""
+    label = value_label(parts)
+    return label is not None and not _OPERATOR.search(label) and _is_number(parts[-1])
 
 
 def _is_number(text: str) -> bool:

@@ -25,7 +25,7 @@ from vlm_rl.grading.decision import (
     any_equal,
     refusal,
 )
-from vlm_rl.grading.equality import AnswerComparison
+from vlm_rl.grading.equality import AnswerComparison, without_introduction
 from vlm_rl.grading.extraction import extract_boxes
 from vlm_rl.grading.latex import canonical, clean
 from vlm_rl.grading.limits import refuse_long
@@ -33,6 +33,7 @@ from vlm_rl.grading.quantities import margin_of
 from vlm_rl.grading.reasons import explain, shorten
 from vlm_rl.grading.spellings import other_spellings
 from vlm_rl.grading.symbolic_client import SymbolicClient, SymbolicReply
+from vlm_rl.grading.undone import unfinished
 from vlm_rl.templates import TEMPLATES, Template, last_program
 from vlm_rl.types import AnswerType, Grade, Problem, Verdict
 
@@ -54,6 +55,7 @@ class GradeTask:
     choices: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)  # precision (digits), tolerance, unit
     question: str = ""  # where it asks for a percentage, 50% is 50
+    allows_undone: bool = False  # 37*43 is right for 1591, as published rules have it
 
 
 class Grader:
@@ -234,6 +236,8 @@ def _grade_answer(answer: str, task: GradeTask, ask: AskSymbolic) -> Grade | Non
         except UndecidedError as caught:
             undecided = caught
             continue
+        if decision.equal and (rule := _why_unfinished(gold, answer, task)):
+            decision = Decision(False, rule)
         if decision.equal:
             return _explained("correct", answer, gold, decision.path, task)
         is_pending |= decision.equal is None
@@ -242,6 +246,13 @@ def _grade_answer(answer: str, task: GradeTask, ask: AskSymbolic) -> Grade | Non
     if undecided is not None:
         raise undecided
     return _explained("wrong", answer, " or ".join(golds), decision.path, task)
+
+
+def _why_unfinished(gold: str, answer: str, task: GradeTask) -> str | None:
+    """Return the rule by which an answer that equals the gold is none, or None if it is one."""
+    if task.allows_undone or task.answer_type in ("choice", "text"):
+        return None
+    return unfinished(gold, without_introduction(answer), task.question)
 
 
 def _explained(verdict: Verdict, answer: str, gold: str, path: str, task: GradeTask) -> Grade:

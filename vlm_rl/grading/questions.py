@@ -11,6 +11,7 @@ _PERCENTAGE = re.compile(
     re.IGNORECASE,
 )
 _FACTORS = re.compile(r"\bfactor(?:i[sz]|ed|ing|s?\b(?! of\b| in\b))|分解", re.IGNORECASE)
+_EXPANSION = re.compile(r"\b(?:expand|multiply out)|展开", re.IGNORECASE)
 _RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)
 
 
@@ -27,3 +28,8 @@ def asks_ratio(question: str) -> bool:
 def asks_factors(question: str) -> bool:
     """Return whether the question asks for a factorization."""
     return _FACTORS.search(question) is not None
+
+
+def asks_expansion(question: str) -> bool:
+    """Return whether the question asks for a product to be multiplied out."""
+    return _EXPANSION.search(question) is not None

@@ -8,6 +8,7 @@ emulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
@@ -86,7 +87,7 @@ def judge(
             for place, text in texts.items()
             for problem, _ in [answered[place]]
         ]
-        graded = dict(zip(texts, _graded(boxed, grader, TEMPLATES["plain"]), strict=True))
+        graded = dict(zip(texts, _graded(boxed, grader, TEMPLATES["plain"], allows_undone=True), strict=True))
         judgements = [
             opinion if isinstance(opinion, Judgement) else graded[place] for place, opinion in enumerate(opinions)
         ]
@@ -109,8 +110,11 @@ def _as_response(problem: Problem, answer: str) -> str:
     return fenced(answer) if problem.answer_type == "code" else rf"\boxed{{{answer}}}"
 
 
-def _graded(pairs: Sequence[tuple[Problem, str]], grader: Grader, template: Template) -> list[Judgement]:
-    grades = grader.grade_many([task_of(problem, text, template) for problem, text in pairs])
+def _graded(
+    pairs: Sequence[tuple[Problem, str]], grader: Grader, template: Template, *, allows_undone: bool = False
+) -> list[Judgement]:
+    tasks = [task_of(problem, text, template) for problem, text in pairs]
+    grades = grader.grade_many([replace(task, allows_undone=allows_undone) for task in tasks])
     return [Judgement(grade.verdict, grade.extracted, grade.reason) for grade in grades]
 
 

@@ -1,0 +1,257 @@
+"""An answer that leaves the operation undone, or repeats the question, is wrong; a value in another form is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.grading.grader import Grader, GradeTask, try_grade
+from vlm_rl.grading.undone import unfinished
+from vlm_rl.templates import TEMPLATES
+
+PLAIN = TEMPLATES["plain"]
+NUMBERS = st.integers(2, 999)
+# (gold, answer, whether it is right)
+ANSWERS = [
+    ('5', '2+3', False),
+    ('6', '\\gcd(12,18)', False),
+    ('2', '17 \\pmod 5', False),
+    ('2x', '\\frac{d}{dx}x^2', False),
+    ('2', '\\lim_{x\\to 0}\\frac{\\sin 2x}{x}', False),
+    ('120', '\\prod_{k=1}^5 k', False),
+    ('80', '37+43', False),
+    ('5', '|3-8|', False),
+    ('7/3', '2+\\frac13', True),
+    ('5/6', '\\frac12+\\frac13', False),
+    ('1/3', '\\int_0^1 x^2 dx', False),
+    ('\\{1,2\\}', '\\{2-1,2\\}', False),
+    ('12', '3(4)', False),
+    ('12', '(3)(4)', False),
+    ('14', '2(3+4)', False),
+    ('25', '5*5', False),
+    ('25', '3^2+4^2', True),
+    ('2', '17-5\\cdot3', False),
+    ('1/2', '0.25+0.25', False),
+    ('9', '\\frac{3\\cdot 6}{2}', False),
+    ('3', '\\sqrt{4+5}', False),
+    ('x=3', 'x-3=0', False),
+    ('x=3', '3', True),
+    ('3', 'x=3', True),
+    ('x=3', '5x-15=0', False),
+    ('3', '3=3', False),
+    ('x=3', '3=3', False),
+    ('3', '1+2=3', True),
+    ('5x-15=0', 'x=3', False),
+    ('5x-15=0', '3', False),
+    ('2x+1=7', 'x=3', False),
+    ('x=3', 'x+0=3', False),
+    ('x=3', '2x=6', False),
+    ('x=3', 'x=6/2', True),
+    ('x=3', 'x=2+1', False),
+    ('x=1/2', '2x=1', False),
+    ('x=3', '(x-3)=0', False),
+    ('x=3', 'x/3=1', False),
+    ('x=3', '-x=-3', False),
+    ('x=3', '3x-2x=3', False),
+    ('y=3', 'y-3=0', False),
+    ('AB=5', '2AB=10', False),
+    ('y=2x+3', '2x-y+3=0', True),
+    ('2x+1=5', '2x=4', True),
+    ('x=3', '3=x', True),
+    ('x=3', '3.0=3', False),
+    ('x=3', '3.0', True),
+    ('x=3', 'x=3.0', True),
+    ('x=3', '2+1=x', False),
+    ('5', '5=|3-8|', True),
+    ('5', '2+3=1+4', False),
+    ('5', '17-12=5', True),
+    ('1591', '37\\times43=1591', True),
+    ('1591', '1591=37\\times43', True),
+    ('1591', 'x=37\\times 43', False),
+    ('1591', '37\\cdot43', False),
+    ('-6', '37-43', False),
+    ('-6', '-6', True),
+    ('1000', '10^3', True),
+    ('1000', '1{,}000', True),
+    ('3/4', '0.75', True),
+    ('2\\sqrt2', '\\sqrt8', True),
+    ('1024', '2^{10}', True),
+    ('1023', '2^{10}-1', True),
+    ('120', '5!', True),
+    ('10', '\\binom52', True),
+    ('4\\pi', '\\pi\\cdot4', True),
+    ('0.5', '50\\%', True),
+    ('-1\\frac12', '-(1+\\frac12)', True),
+    ('3.5', '3\\frac12', True),
+    ('6\\times10^5', '600000', True),
+    ('600000', '6\\times10^5', True),
+    ('600000', '6\\cdot10^5', True),
+    ('600000', '600\\times1000', False),
+    ('7', '3!+1', True),
+    ('3+2i', '2i+3', True),
+    ('3+2i', '(1+2)+2i', False),
+    ('\\frac{1+\\sqrt5}{2}', '\\frac12+\\frac{\\sqrt5}{2}', True),
+    ('x^2-1', '(x-1)(x+1)', True),
+    ('x+5', 'x+2+3', False),
+    ('6x', '2\\cdot3x', False),
+    ('(5,2)', '(2+3,2)', False),
+    ('(5,2)', '(5,2)', True),
+    ('1, 2', '2-1, 2', False),
+    ('x>3', 'x>2+1', False),
+    ('[-1,3]', '[-1,1+2]', False),
+    ('\\begin{pmatrix}3\\\\4\\end{pmatrix}', '\\begin{pmatrix}1+2\\\\4\\end{pmatrix}', False),
+    ('\\begin{pmatrix}3\\\\4\\end{pmatrix}', '\\begin{bmatrix}3\\\\4\\end{bmatrix}', True),
+    ('55', '\\frac{10\\cdot 11}{2}', False),
+    ('55', '\\sum_{k=1}^{10} k = 55', True),
+    ('1591', '\\boxed{37 \\times 43}', False),
+    ('1591', '(37)(43)', False),
+    ('1591', '37 \\ast 43', False),
+    ('1591', '37(43)', False),
+    ('\\frac{1}{12}', '\\frac13\\cdot\\frac14', False),
+    ('\\frac{1}{12}', '\\frac{1}{3\\cdot4}', False),
+    ('\\frac{1}{12}', '\\frac13-\\frac14', False),
+    ('12', '12.0', True),
+    ('4', '12\\div3', True),
+    ('120^\\circ', '180^\\circ-60^\\circ', False),
+    ('120', '180^\\circ-60^\\circ=120^\\circ', True),
+    ('\\frac{100!}{97!}', '100\\cdot99\\cdot98', False),
+    ('2', '\\log_2 4', True),
+    ('1/2', '\\sin 30^\\circ', True),
+    ('5\\sqrt2', '5\\cdot\\sqrt2', True),
+    ('30', '2\\cdot3\\cdot5', False),
+    ('40', '2^3\\cdot5', True),
+    ('x=2+\\sqrt3', 'x=\\sqrt3+2', True),
+    ('5', '10-5', False),
+    ('5', '10-(5)', False),
+    ('5', '8+(-3)', False),
+    ('11', '1+10', False),
+    ('e^2', 'e\\cdot e', True),
+    ('2\\cdot3', '3\\cdot2', True),
+    ('1+2', '2+1', True),
+    ('x_1=2,x_2=3', '2,3', True),
+    ('7', '7\\text{ apples}', True),
+    ('k\\pi, k\\in\\mathbb{Z}', 'x=n\\pi (n\\in Z)', True),
+    ('\\frac{\\pi}{4}+k\\pi, k\\in\\mathbb{Z}', '\\frac{\\pi}{4}+n\\pi, n\\in\\mathbb{Z}', True),
+    ('f(x)=2x+1', '2x+1', True),
+    ('y=2x+3', 'y = 3+2x', True),
+    ('\\frac{\\pi}{3}', '\\frac{2\\pi}{6}', True),
+    ('\\frac{\\pi}{3}', '\\frac{\\pi}{2}-\\frac{\\pi}{6}', True),
+    ('0.12', '12\\times 10^{-2}', True),
+    ('x=3', 'x=1+2=3', True),
+    ('6', '\\mathrm{lcm}(2,3)', False),
+    ('x \\equiv 2 \\pmod 5', 'x \\equiv 2 \\pmod{5}', True),
+    ('(x-1)^2+(y+2)^2=9', '(x-1)^2+(y+2)^2=9', True),
+    ('x^2+y^2=25', 'x^2+y^2=16+9', False),
+    ('3:4', '6:8', True),
+    ('-\\frac{3}{2}', '\\frac{-3}{2}', True),
+    ('1+i', '\\frac{2}{1-i}', True),
+    ('2\\sqrt{3}-1', '-1+2\\sqrt3', True),
+    ('\\frac{3}{2}', '1+\\frac12', True),
+    ('\\frac32', '2-\\frac12', False),
+    ('100', '10\\cdot10', False),
+    ('100', '10^2', True),
+    ('0', 'x-x', True),
+    ('0', '5-5', False),
+]  # fmt: skip
+# (question, gold, answer, whether it is right)
+QUESTIONS = [
+    ('Compute 2^{10}.', '1024', '2^{10}', False),
+    ('Compute $5!$.', '120', '5!', False),
+    ('Simplify \\frac{8}{12}.', '2/3', '\\frac{8}{12}', False),
+    ('Simplify $\\sqrt{8}$.', '2\\sqrt2', '\\sqrt{8}', False),
+    ('What is \\sin 30^\\circ?', '1/2', '\\sin 30^\\circ', False),
+    ('Factor x^2-1.', '(x-1)(x+1)', 'x^2-1', False),
+    ('Factor x^2-1.', '(x-1)(x+1)', '(x+1)(x-1)', True),
+    ('Factorise x^3-x completely', 'x(x-1)(x+1)', 'x(x^2-1)', False),
+    ('Factor 3x+6', '3(x+2)', '3x+6', False),
+    ('Factor x^2-1.', '(x-1)(x+1)', '-1+x^2', False),
+    ('Expand (x-1)(x+1)', 'x^2-1', '(x-1)(x+1)', False),
+    ('Expand (x+1)^2', 'x^2+2x+1', '(x+1)^2', False),
+    ('Expand (x+1)^2', 'x^2+2x+1', '1+2x+x^2', True),
+    ('Write 40 as a product of primes; give the prime factorization', '2^3\\cdot5', '40', False),
+    ('prime factorization of 40', '2^3\\cdot5', '2\\cdot2\\cdot2\\cdot5', True),
+    ('prime factorization of 40', '2^3\\cdot5', '8\\cdot5', False),
+    ('Simplify x+x.', '2x', 'x+x', False),
+    ('Rewrite 2x-y+3=0 in slope-intercept form', 'y=2x+3', '2x-y+3=0', False),
+    ('Line y=2x+3 meets the axis. Give the line.', 'y=2x+3', '2x+3', True),
+    ('Heads has probability 1/2. How likely is tails?', '0.5', '1/2', True),
+    ('Half of 50\\%?', '0.25', '25\\%', True),
+    ('A side is \\sqrt{2}. The other?', '\\frac{2}{\\sqrt2}', '\\sqrt{2}', True),
+    ('Solve 2x+1>7.', 'x>3', '2x+1>7', False),
+    ('Evaluate \\log_2 8', '3', '\\log_2 8', False),
+    ('Compute \\binom{5}{2}.', '10', '\\binom{5}{2}', False),
+    ('Compute |{-5}|', '5', '5', True),
+    ('f(x)=x+1; find f(x) again', '1+x', 'x+1', True),
+    ('Simplify (x^2-1)/(x-1).', 'x+1', 'x+1', True),
+    ('Simplify (x^2-1)/(x-1).', 'x+1', '(x^2-1)/(x-1)', False),
+    ('Compute $37\\times 43$', '1591', '37\\times43', False),
+    ('Evaluate 3^2+4^2', '25', '3^2+4^2', False),
+    ('There are 3 factors of 2, what is x?', '4', '4', True),
+    ('What is 2/4 in lowest terms', '1/2', '2/4', False),
+    ('Interval (1,3)?', '1<x<3', '(1,3)', True),
+    ('计算 2^{10}', '1024', '2^{10}', False),
+    ('分解因式 x^2-4', '(x-2)(x+2)', 'x^2-4', False),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=1) as grader:
+        yield grader
+
+
+def test_an_undone_operation_and_an_unsolved_equation_are_wrong(grader: Grader) -> None:
+    tasks = [GradeTask(rf"\boxed{{{answer}}}", gold, infer_answer_type(gold), PLAIN) for gold, answer, _ in ANSWERS]
+    seen = [grade.correct for grade in grader.grade_many(tasks)]
+    assert [case for case, correct in zip(ANSWERS, seen, strict=True) if correct != case[2]] == []
+
+
+def test_an_expression_of_the_question_is_no_answer(grader: Grader) -> None:
+    tasks = [
+        GradeTask(rf"\boxed{{{answer}}}", gold, infer_answer_type(gold), PLAIN, question=question)
+        for question, gold, answer, _ in QUESTIONS
+    ]
+    seen = [grade.correct for grade in grader.grade_many(tasks)]
+    assert [case for case, correct in zip(QUESTIONS, seen, strict=True) if correct != case[3]] == []
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from([r"\times", r"\cdot", "+", "-", "*"]))
+def test_two_numbers_and_a_sign_are_no_value(first: int, second: int, sign: str) -> None:
+    value = {"+": first + second, "-": first - second}.get(sign, first * second)
+    left = f"{first}{sign} {second}"
+    for answer, correct in ((left, False), (f"x={left}", False), (f"{left}={value}", True), (f"{value}", True)):
+        grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", str(value), "integer", PLAIN), {}, {})
+        assert grade is not None and grade.correct == correct, (answer, grade)
+
+
+@given(NUMBERS, NUMBERS, st.integers(-99, 99))
+def test_an_equation_to_be_solved_is_no_solution(factor: int, offset: int, root: int) -> None:
+    for answer in (f"{factor}x+{offset}={factor * root + offset}", f"{factor}x={factor * root}"):
+        for gold, given_answer in ((f"x={root}", answer), (answer, f"x={root}"), (answer, str(root))):
+            grade = try_grade(GradeTask(rf"\boxed{{{given_answer}}}", gold, "expression", PLAIN), {}, {})
+            assert grade is not None and grade.verdict == "wrong", (gold, given_answer, grade)
+
+
+def test_published_rules_and_texts_accept_what_is_undone() -> None:
+    for task in (
+        GradeTask(r"\boxed{37\times43}", "1591", "integer", PLAIN, allows_undone=True),
+        GradeTask(r"\boxed{2+3}", "2 + 3", "text", PLAIN),
+        GradeTask(r"\boxed{37\times43}", ("1591", r"37\times 43"), "integer", PLAIN),
+    ):
+        grade = try_grade(task, {}, {})
+        assert grade is not None and grade.correct, task
+
+
+def test_several_boxes_may_show_the_operation_and_its_value() -> None:
+    grade = try_grade(GradeTask(r"\boxed{37\times43} is \boxed{1591}", "1591", "integer", PLAIN), {}, {})
+    assert grade is not None and grade.correct
+
+
+@pytest.mark.parametrize("text", ["(" * 4000 + "1+1", "1+" * 3900, "{" * 8000, "x_" * 4000, "2^{3}" * 1500])
+def test_a_long_answer_is_not_read(text: str) -> None:
+    assert unfinished("5", text, "What is it?") == "undone"
+    assert unfinished(text, f"{text}0", "") is None

@@ -1,0 +1,273 @@
+r"""Find answers that equal the gold only because nothing was done: the operation is left, or the question repeated.
+
+A policy that copies `37\times43` out of its question would otherwise be paid for 1591. Undone are products, sums and
+differences of plain numbers, sums, products, integrals, limits and derivatives written out, gcd and mod. Not undone
+are fractions, powers, roots, factorials, binomials, multiples of \pi or e, percentages, mixed numbers, and a chain
+such as 37\times43=1591 that ends (or begins) with its value.
+
+Texts are read by their signs alone and never computed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+from vlm_rl.grading.closed_form import DIFFERENTIALS
+from vlm_rl.grading.equations import EQUALS, value_label
+from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
+from vlm_rl.grading.questions import asks_expansion, asks_factors
+from vlm_rl.grading.rational import NUMBER
+from vlm_rl.grading.written_forms import parse_form
+
+MAX_READ = 1_000  # characters of an answer; a longer one is undone if the gold is much shorter
+MAX_REPEATED = 300  # characters of an expression that is looked for in the question
+# A number, one in brackets, a proper fraction, any other fraction, and what is no plain number: one character each.
+_N, _P, _F, _G, _A = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
+_PLAIN = f"[{_N}{_P}{_F}{_G}]"
+_ATOM = f"[{_N}{_P}{_F}{_G}{_A}]"
+_LISTED = frozenset(",;")
+_VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
+_WRITTEN_OUT = re.compile(
+    r"\\(?:sum|prod|i*nt|oint|lim|gcd|lcm)(?![A-Za-z])|[∑∏∫]|(?<![A-Za-z\\])(?:gcd|lcm)(?![A-Za-z])"
+    rf"|{DIFFERENTIALS}|\\frac ?\{{ ?d(?:\^\{{[0-9]\}})? ?\}}|(?<![A-Za-z])d(?:\^\{{[0-9]\}})? ?/ ?d ?[a-z]"
+)
+_OPERATOR_OF_GOLD = re.compile(rf"{_WRITTEN_OUT.pattern}|\\frac ?\{{[{{ ]*d[ }}]|\\pmod")
+_REMAINDER = re.compile(r"(.*)\\pmod\{([^{}]*)\}")
+_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:begin|end) ?\{[a-zA-Z*]+\}(?: ?\{[clr| ]*\})?|\\\\", ","),
+        (r"\^\\circ|\\dollar|%|[€£¥₹]", ""),
+        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
+        (r"\\div(?![A-Za-z])", "/"),
+        (r"_ ?(?:\{[^{}]*\}|[0-9A-Za-z])", ""),
+        (r"(\\sqrt) ?\[[^][]*\]", r"\1"),
+    )
+)
+_FRACTION = re.compile(
+    r"\\frac ?\{ ?([0-9]{1,20}) ?\}\{ ?([0-9]{1,20}) ?\}|(?<![\w.}])([0-9]{1,20}) ?/ ?([0-9]{1,20})(?![\w.!^])"
+)
+_NUMERAL = re.compile(NUMBER)
+_GROUP = re.compile(r"\\?\{([^{}()]*)\\?\}|\(([^{}()]*)\)")
+_FLAT_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (rf"{_N} ?{_F}", _N),  # 2\frac{1}{3}
+        (rf"{_ATOM} ?!+", _A),
+        (rf"\\frac ?(?:{_PLAIN}) ?(?:{_PLAIN})", _G),
+        (rf"\\(?:frac|binom) ?{_ATOM} ?{_ATOM}", _A),
+        (rf"\\sqrt ?{_ATOM}", _A),
+        (rf"(?:\\[A-Za-z]+|[A-Za-z]|{_ATOM}) ?\^ ?-?(?:{_ATOM}|[A-Za-z])", _A),
+    )
+)
+_PARTS = re.compile(
+    r"[,;=<>|&\[\]]|\\(?:le|ge|ne|to|in|cup|cap|approx|pm|mp|lor|land|vee|wedge|setminus|mid|[lr](?:floor|ceil))(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])(?:or|and|或|和)(?![A-Za-z])"
+)
+_TERM_SIGN = re.compile(r"(?<=[^-+*/])([-+]+)")
+_PLAIN_TERM = re.compile(rf"[-+]*{_PLAIN}(?:/{_PLAIN})*")
+_LEADS = re.compile(rf"[-+]*{_PLAIN}")
+_ADJACENT = re.compile(rf"(?<![A-Za-z]){_PLAIN}{_P}")
+_OPERATION = re.compile(
+    r"[+*/^!|]|(?<=[0-9A-Za-z)}]) ?-|\\(?:frac|sqrt|binom|times|cdot|div|log|ln|sin|cos|tan|pmod)(?![A-Za-z])"
+)
+# Values in their final form, that a question may well mention: 3/4, 2\sqrt{3}, \frac{\pi}{2}
+_QUOTIENT = re.compile(
+    r"-?(?:\\frac\{ ?([0-9]*) ?(?:\\pi|e)? ?\}\{ ?([0-9]+) ?\}|([0-9]+) ?/ ?([0-9]+)) ?(?:\\pi|[a-z])?"
+)
+_SURD = re.compile(r"-?[0-9]* ?\\sqrt\{ ?([0-9]{1,8}) ?\}")
+_OPERATORS_AROUND = frozenset("+-*/^_.")
+_FACTOR_SIGNS = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
+
+
+def unfinished(gold: str, answer: str, question: str) -> str | None:
+    """Return the rule by which an answer that equals the gold is none, or None if it is one.
+
+    Args:
+        gold: The gold's raw text. What it leaves undone itself, the answer may too.
+        answer: The answer's raw text.
+        question: The question's raw text, or "" where it is not known.
+    """
+    gold, answer = clean(gold), clean(answer)
+    if gold == answer:
+        return None
+    if len(answer) > MAX_READ:
+        return "undone" if len(answer) > 4 * len(gold) else None
+    if question and repeats_question(question, gold, answer):
+        return "repeated"
+    if asks_factors(question) and (wanted := _count_factors(gold)) is not None:
+        given = _count_factors(answer)
+        return "unfactored" if given is None or given < wanted else None
+    if asks_expansion(question) and _count_factors(gold) is None and _count_factors(answer) is not None:
+        return "unexpanded"
+    has_it_too = is_undone(gold) or _holds_form(gold) or _OPERATOR_OF_GOLD.search(gold)
+    return "undone" if is_undone(answer) and not has_it_too else None
+
+
+def is_undone(text: str) -> bool:
+    """Return whether a `clean` text, or one of its items, still holds an operation to be done."""
+    return any(_is_undone_item(item) for item in split_top_level(text, _LISTED))
+
+
+def _holds_form(text: str) -> bool:
+    """Return whether an item of a `clean` text is a score, a range or a size, whose signs mean no operation."""
+    outer = outer_brackets(text)
+    items = split_top_level(outer[1] if outer and "," in outer[1] else text, _LISTED)
+    return any(" to " in item or parse_form(item) is not None for item in items)
+
+
+def _is_undone_item(text: str) -> bool:
+    """Decide about a value with its label, or a chain: the value that it ends with, or begins with, must be done."""
+    parts = [part for part in split_top_level(text, EQUALS) if part]
+    if value_label(parts):
+        parts = parts[1:]
+    elif len(parts) > 1 and _VARIABLE.fullmatch(parts[-1]):
+        parts = parts[:-1]
+    if not parts or not _holds_operation(parts[-1]):
+        return False
+    return len(parts) == 1 or not _NUMERAL.fullmatch(parts[0].removeprefix("-"))
+
+
+def _holds_operation(text: str) -> bool:
+    if _WRITTEN_OUT.search(text) or _is_remainder(text):
+        return True
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _NUMERAL.sub(_N, _FRACTION.sub(_fraction, text))
+    while match := _GROUP.search(text):  # each round takes one pair of brackets, and the innermost first
+        inside = match[1] if match[2] is None else match[2]
+        if _is_calculation(inside):
+            return True
+        is_plain = _PLAIN_TERM.fullmatch(_flat(inside)) is not None
+        text = text[: match.start()] + (_P if is_plain else _A) + text[match.end() :]
+    return _is_calculation(text)
+
+
+def _is_remainder(text: str) -> bool:
+    r"""Return whether a text is a remainder to be computed: 17 \pmod{5}, but neither 2 \pmod{5} nor a congruence."""
+    match = _REMAINDER.search(text)
+    if match is None or "\\equiv" in text:
+        return False
+    number, modulus = match[1].strip(" ("), match[2].strip()
+    is_reduced = number.isdecimal() and modulus.isdecimal() and len(number) <= len(modulus) <= 20
+    return not (is_reduced and int(number) < int(modulus))
+
+
+def _fraction(match: re.Match[str]) -> str:
+    above, below = (int(match[1] or match[3]), int(match[2] or match[4]))
+    return _F if above < below else _G
+
+
+def _flat(text: str) -> str:
+    """Return a text without brackets in which each fraction, power, root and factorial is one character."""
+    for pattern, replacement in _FLAT_RULES:
+        text = pattern.sub(replacement, text)
+    return re.sub(r"\s+", "", text)
+
+
+def _is_calculation(text: str) -> bool:
+    """Return whether a text without brackets adds or multiplies two plain numbers."""
+    if not re.search(_PLAIN, text):
+        return False
+    return any(_adds(part) or any(map(_multiplies, _terms(part)[0])) for part in _PARTS.split(_flat(text)))
+
+
+def _terms(text: str) -> tuple[list[str], list[str]]:
+    """Return (terms, signs between them) of a sum."""
+    pieces = _TERM_SIGN.split(text)
+    return pieces[::2], pieces[1::2]
+
+
+def _adds(text: str) -> bool:
+    terms, signs = _terms(text)
+    plain = [term for term in terms if _PLAIN_TERM.fullmatch(term)]
+    is_mixed_number = signs == ["+"] and [term.lstrip("-") for term in terms] == [_N, _F]
+    return len(plain) > 1 and not is_mixed_number
+
+
+def _multiplies(term: str) -> bool:
+    factors = term.split("*")
+    return sum(_LEADS.match(factor) is not None for factor in factors) > 1 or _ADJACENT.search(term) is not None
+
+
+# -- the question --------------------------------------------------------------------------------------
+
+
+def repeats_question(question: str, gold: str, answer: str) -> bool:
+    """Return whether a `clean` answer is an expression of the question, other than the gold, that is not worked out.
+
+    An expression stands between words or at an equals sign: x-1 is none of those in x-1+y.
+    """
+    bare = answer.replace("^\\circ", "")
+    if len(answer) > MAX_REPEATED:
+        return False
+    if not _OPERATION.search(bare) or len(split_top_level(answer, _LISTED)) > 1 or _is_final(bare):
+        return False
+    if outer_brackets(answer) is not None and "," in answer:
+        return False  # a point or an interval
+    golds, answers = ({_key(side) for side in split_top_level(text, EQUALS)} for text in (gold, answer))
+    if golds & answers:
+        return False
+    squeezed, wanted = re.sub(r"\s+", " ", clean(question)), re.sub(r"\s+", "", answer)
+    pattern = " ?".join(map(re.escape, wanted))
+    return any(_stands_alone(squeezed, *match.span()) for match in re.finditer(pattern, squeezed))
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    """Return whether the part of a text from start to end is no part of a longer expression."""
+    before, after = text[:start], text[end:]
+    if re.search(r"[0-9A-Za-z\\]$", before) or re.match(r"[0-9A-Za-z]", after):
+        return False
+    before, after = before.rstrip(), after.lstrip()
+    ends_sentence = re.match(r"\.(?![0-9])", after) is not None
+    if before[-1:] in _OPERATORS_AROUND - {"."} or (after[:1] in _OPERATORS_AROUND and not ends_sentence and after):
+        return False
+    if re.match(r"\\(?:times|cdot|div)(?![A-Za-z])|[({]", after) or re.search(r"\\(?:times|cdot|div)$|[)}]$", before):
+        return False
+    return before[-1:] not in tuple("({[") or after[:1] in tuple(")}]")
+
+
+def _is_final(text: str) -> bool:
+    """Return whether a text is a fraction in lowest terms or a root without a square in it."""
+    if match := _QUOTIENT.fullmatch(text):
+        above, below = int(match[1] or match[3] or 1), int(match[2] or match[4])
+        return math.gcd(above, below) == 1 and below > 1
+    if match := _SURD.fullmatch(text):
+        number = int(match[1])
+        return all(number % divisor**2 for divisor in range(2, math.isqrt(number) + 1))
+    return False
+
+
+def _key(text: str) -> tuple[tuple[str, int], ...]:
+    """Return what two spellings of one expression share, whatever the order of their terms."""
+    return tuple(sorted(Counter(re.sub(r"\\(?:cdot|times)(?![A-Za-z])|[\s*{}]", "", text)).items()))
+
+
+def _count_factors(text: str) -> int | None:
+    """Return the number of factors of a `clean` product, with their exponents; None for a sum.
+
+    Where there are letters, numbers do not count: 3(x+2) has one factor.
+    """
+    text = split_top_level(text, EQUALS)[-1]
+    while (outer := outer_brackets(text)) is not None and outer[::2] == ("(", ")"):
+        text = outer[1]
+    text = re.sub(r"\s+", "", _FACTOR_SIGNS.sub("*", text))
+    has_letters = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) is not None
+    total, position = 0, 0
+    factor = re.compile(
+        r"\((?P<group>[^()]*(?:\([^()]*\)[^()]*)*)\)|(?P<number>[0-9.]+)|(?P<letter>[A-Za-z]|\\[A-Za-z]+)|[*{}]|^[-+]"
+    )
+    exponent = re.compile(r"\^\{?([0-9]{1,3})\}?")
+    while position < len(text):
+        match = factor.match(text, position)
+        if match is None:
+            return None
+        position = match.end()
+        power = exponent.match(text, position)
+        position = power.end() if power else position
+        counts = bool(match["letter"] or (match["group"] and re.search("[A-Za-z]", match["group"])))
+        if counts or (not has_letters and (match["number"] or match["group"])):
+            total += int(power[1]) if power else 1
+    return total
