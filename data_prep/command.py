@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import hashlib
 import os
 from dataclasses import fields, replace
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     columns.add_argument(
         "--response", metavar="COLUMN", help="whole responses for `vlm-rl sft`, or conversations (never guessed)"
+    )
+    columns.add_argument(
+        "--encoding", default="", help="of text tables, e.g. cp1252, gbk (default: UTF-8, or by its mark)"
     )
     images = parser.add_argument_group("images")
     images.add_argument("--min-pixels", type=int, default=3136, help="smaller images are scaled up")
@@ -143,6 +147,11 @@ def _print_counts(out: Path, report: PrepareReport) -> None:
     reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
     print(f"{out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
     print(f"{out / 'report.html'} shows it")
+    if bad_texts := report.dropped.get("bad_text"):
+        print(
+            f"{bad_texts} rows hold text that is not UTF-8 (dropped.jsonl has examples): if the file has an "
+            "encoding of its own, name it with --encoding, e.g. cp1252 or gbk"
+        )
     if missing := report.dropped.get("image_missing"):
         print(
             f"{missing} rows name images that do not exist (dropped.jsonl has examples): if the images are a "
@@ -166,11 +175,12 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
     given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices", "response")}
     given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
     is_mapping = arguments.source.endswith((".yaml", ".yml"))
-    form = arguments.answer_form
-    if (given or form) and (arguments.path or is_mapping):
-        raise UserError(
-            f"--{next(iter(given), 'answer-form')}: this is for `vlm-rl prepare PATH`, which guesses the columns"
-        )
+    form, encoding = arguments.answer_form, arguments.encoding
+    if encoding and not _is_encoding(encoding):
+        raise UserError(f"--encoding {encoding}: Python knows no encoding of this name; e.g. cp1252, gbk, shift_jis")
+    named = [*given, *(["answer-form"] if form else []), *(["encoding"] if encoding else [])]
+    if named and (arguments.path or is_mapping):
+        raise UserError(f"--{named[0]}: this is for `vlm-rl prepare PATH`, which guesses the columns")
     if arguments.path or is_mapping:
         source = arguments.source if arguments.path else "generic"
         return source, *_locate(source, arguments.path or arguments.source, arguments.revision), None
@@ -182,9 +192,21 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
     if form and form not in get_args(AnswerForm):
         raise UserError(f"--answer-form {form}: known are {', '.join(get_args(AnswerForm))}")
     path, mapping = map_own_data(
-        arguments.source, split=arguments.split, revision=arguments.revision, given=given, answer_form=form
+        arguments.source,
+        split=arguments.split,
+        revision=arguments.revision,
+        given=given,
+        answer_form=form,
+        encoding=encoding,
     )
     return "generic", path, mapping.revision, mapping
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        return codecs.lookup(name)._is_text_encoding
+    except LookupError:
+        return False
 
 
 def _print_examples(source: str, path: Path, mapping: GenericSet | None, split: str) -> None:

@@ -124,7 +124,13 @@ def _check_text(problem: Problem) -> None:
     try:
         "".join([*texts, json.dumps(dict(problem.meta), ensure_ascii=False)]).encode()
     except UnicodeEncodeError as error:
-        raise RowError("bad_text", f"holds {error.object[error.start]!r}, half of a surrogate pair") from None
+        char = error.object[error.start]
+        if "\udc80" <= char <= "\udcff":  # as `surrogateescape` reads a byte
+            cure = "if its file has an encoding of its own, name it: --encoding cp1252, gbk ..."
+            raise RowError(
+                "bad_text", f"holds the byte 0x{ord(char) - 0xDC00:02x}, which is not UTF-8; {cure}"
+            ) from None
+        raise RowError("bad_text", f"holds {char!r}, half of a surrogate pair") from None
 
 
 def with_markers(problem: Problem, num_images: int) -> Problem:

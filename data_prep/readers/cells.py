@@ -11,14 +11,17 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.written_values import is_missing, is_written, parse_written
 from vlm_rl.data_prep.records import Fields, RowError
 from vlm_rl.types import IMAGE_MARKER, times_fault
 
 USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")
 _TURN_KEYS = (("role", "content"), ("from", "value"))
+_IMAGE_NAME = re.compile(r"(?i).*\.(png|jpe?g|webp|bmp|gif|tiff?)")
 _BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR)[A-Za-z0-9+/\s]{64,}={0,2}\s*")  # PNG, JPEG, WEBP
 
 
@@ -105,9 +108,30 @@ def images_of(row: Fields, columns: list[str], store: ImageStore) -> list[ImageR
         value = cell(row, column)
         if is_conversation(value):
             value = content_images(turn_of(value, USER))
-        if value not in (None, "", []):
-            refs += [_image(item, store) for item in (value if isinstance(value, list) else [value])]
+        refs += [_image(item, store) for item in images_in(value)]
     return refs
+
+
+def images_in(value: Any) -> list[Any]:
+    """Return the images of a cell: of a list, also one printed as text, or of names between semicolons or commas.
+
+    What is empty is no image: null, NaN, an empty text, or a struct of datasets without bytes and path.
+    """
+    items = value if isinstance(value, list) else [value]
+    if isinstance(value, str) and not is_encoded(value):
+        if is_written(value):
+            with suppress(ValueError):
+                written = parse_written(value)
+                items = written if isinstance(written, list) else items
+        else:
+            parts = [part.strip() for part in re.split(r"[;,|\n]", value) if part.strip()]
+            items = parts if len(parts) > 1 and all(map(_IMAGE_NAME.fullmatch, parts)) else items
+    return [item for item in items if not is_missing(item) and item != {"bytes": None, "path": None}]
+
+
+def is_image_name(text: str) -> bool:
+    """Say whether a text ends as the names of images do."""
+    return _IMAGE_NAME.fullmatch(text) is not None
 
 
 def video_of(

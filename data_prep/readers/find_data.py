@@ -6,21 +6,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_rl.data_prep.readers.image_files import ARCHIVES
+from vlm_rl.data_prep.readers.image_files import ARCHIVES, IMAGE_SUFFIXES
+from vlm_rl.data_prep.readers.table_files import FORMATS, format_of
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
 
-FORMATS = {
-    ".parquet": "Parquet",
-    ".jsonl": "JSON lines",
-    ".json": "JSON",
-    ".csv": "CSV",
-    ".tsv": "TSV",
-    ".arrow": "datasets' save_to_disk",
-    ".tar": "webdataset",
-}
 _NO_TABLES = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", *ARCHIVES}
-_NUMBER = re.compile(r"[-_.]?\d+-of-\d+|[-_.]part[-_.]?\d+|(?:^|[-_.])\d{4,}|(?<=part)\.\d+")  # of a part of a table
+_NUMBER = re.compile(  # of a part of a table
+    r"[-_.]?\d+-of-\d+|(?:^|[-_.])(?:part|shard|chunk|batch|piece)s?[-_.]?\d+|(?:^|[-_.])\d{4,}|(?<=part)\.\d+",
+    re.I,
+)
+_LAST_NUMBER = re.compile(r"(?:^|[-_.])(\d+)$")
+_SHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 _SPLIT = re.compile(r"(?:^|.*[-_.])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:mini)?|eval)(?:[-_.].*)?")
 
 
@@ -40,11 +37,12 @@ def find_data(path: Path, split: str = "") -> FoundData:
     Raises UserError where there is no table, no such split, or more than one table that is not a split.
     """
     if path.is_file():
-        if path.suffix not in FORMATS:
+        _check_spreadsheet([path])
+        if not format_of(path):
             raise UserError(f"{path}: only {', '.join(FORMATS)} can be prepared; give such a file, or its folder")
         if split:
             raise UserError(f"--split {split!r}: {path} is one file, which has no splits")
-        return FoundData(FORMATS[path.suffix], [path], "", [])
+        return FoundData(FORMATS[format_of(path)], [path], "", [])
     if (path / "manifest.json").is_file() and (path / "data.parquet").is_file():
         raise UserError(f"{path}: is a prepared set already; name it in data.train, or give it to vlm-rl init --data")
     if (path / "dataset_dict.json").is_file():
@@ -61,7 +59,7 @@ def find_data(path: Path, split: str = "") -> FoundData:
         raise UserError(f"--split {split!r}: {path} has {', '.join(filter(None, names)) or 'no splits'}")
     chosen = split or next((name for name in names if name.startswith("train")), names[0])
     tables = groups[chosen]
-    return FoundData(FORMATS[tables[0].suffix], tables, chosen, [name for name in names if name])
+    return FoundData(FORMATS[format_of(tables[0])], tables, chosen, [name for name in names if name])
 
 
 def _json(file: Path) -> dict:
@@ -84,14 +82,18 @@ def _groups(folder: Path) -> dict[str, list[Path]]:
     """Return the tables in a folder, or below it: the parts of each table, by its name without their numbers."""
     for pattern in ("*", "*/*", "*/*/*"):
         files = sorted(file for file in folder.glob(pattern) if _is_table(file, folder))
-        if not all(file.suffix == ".tar" for file in files):  # a tar beside a table holds its images
-            files = [file for file in files if file.suffix != ".tar"]
+        if not all(format_of(file) == ".tar" for file in files):  # a tar beside a table holds its images
+            files = [file for file in files if format_of(file) != ".tar"]
         if files:
-            groups: dict[str, list[Path]] = {}
-            for file in files:
-                name = file.relative_to(folder).parent / (_NUMBER.sub("", file.stem) + file.suffix)
-                groups.setdefault(name.as_posix(), []).append(file)
+            if len(files) > 1 and all(_is_beside_image(file) for file in files):
+                return {"": files}
+            names = [_stem(file) for file in files]
+            groups = _grouped(files, [_NUMBER.sub("", name) for name in names], folder)
+            if len(groups) == len(files) > 1:
+                wider = _grouped(files, [_LAST_NUMBER.sub("", name) for name in names], folder)
+                groups = wider if all(map(_are_consecutive, wider.values())) else groups
             return groups
+    _check_spreadsheet([*folder.glob("*"), *folder.glob("*/*")])
     inside = sorted(item.name + "/" * item.is_dir() for item in folder.iterdir())[:5]
     raise UserError(
         f"{folder}: no table there ({', '.join(FORMATS)}); it has {', '.join(inside) or 'nothing'}. Images need a "
@@ -99,9 +101,44 @@ def _groups(folder: Path) -> dict[str, list[Path]]:
     )
 
 
+def _stem(file: Path) -> str:
+    """Return the name of a table without its endings: train of train.jsonl.gz."""
+    name = file.name[: -len(".gz")] if file.name.lower().endswith(".gz") else file.name
+    return Path(name).stem
+
+
+def _grouped(files: list[Path], stems: list[str], folder: Path) -> dict[str, list[Path]]:
+    groups: dict[str, list[Path]] = {}
+    for file, stem in zip(files, stems, strict=True):
+        name = file.relative_to(folder).parent / f"{stem}{format_of(file)}"
+        groups.setdefault(name.as_posix(), []).append(file)
+    return groups
+
+
+def _are_consecutive(files: list[Path]) -> bool:
+    """Say whether these are one file, or are numbered from 0 or 1 without a gap: train_1, train_2."""
+    numbers = sorted(int(match[1]) for file in files if (match := _LAST_NUMBER.search(_stem(file))))
+    return len(files) == 1 or numbers in [[*range(first, first + len(files))] for first in (0, 1)]
+
+
+def _is_beside_image(file: Path) -> bool:
+    """Say whether this is 7.json with 7.png beside it: a file for each row."""
+    return format_of(file) == ".json" and any(file.with_suffix(suffix).is_file() for suffix in IMAGE_SUFFIXES)
+
+
+def _check_spreadsheet(files: list[Path]) -> None:
+    """Raise UserError for a spreadsheet, with the command that makes a table of it."""
+    if sheet := next((file for file in files if file.suffix.lower() in _SHEETS), None):
+        made = sheet.with_suffix(".csv")
+        raise UserError(
+            f"{sheet}: is a spreadsheet, which is not read. Save it as CSV in UTF-8, or run: pip install openpyxl && "
+            f"python -c \"import pandas; pandas.read_excel('{sheet}', dtype=str).to_csv('{made}', index=False)\""
+        )
+
+
 def _is_table(file: Path, folder: Path) -> bool:
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.suffix in FORMATS and file.name not in _NO_TABLES and not hidden and file.is_file()
+    return bool(format_of(file)) and file.name not in _NO_TABLES and not hidden and file.is_file()
 
 
 def _splits(folder: Path, groups: dict[str, list[Path]]) -> dict[str, list[Path]]:

@@ -11,6 +11,7 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   images: picture             # optional: a path, bytes, base64, datasets' struct, a list of them; or several columns
   choices: options            # optional: a list, an object with their labels, a text that lists them, several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
+  hint: hint                  # optional: a text that stands above the question, as in VLMEvalKit's tables
   category: topic             # optional
   frames: clip                # optional: the frames of the row's only video: a list of images, or a folder of images
   times: seconds              # with frames, unless fps says it: a list with the time of each frame in seconds
@@ -23,6 +24,7 @@ fps: 2                        # optional: frames a second of all videos, the fir
 answer_form: plain            # optional: plain, box, hashes (####), tag, option_text, option_number (from 0),
                               # option_number_from_1, any_of or all_of (of a list of answers)
 answer_type: expression       # optional: for all rows; without it each gold's form decides
+encoding: cp1252              # optional: of text tables; without it UTF-8, or what a mark at their beginning says
 test_only: false              # optional: mark as a benchmark
 box_format: xyxy              # optional: or xywh; of x and y the smallest, then the largest, or the size
 box_unit: pixels              # optional: pixels of the image as it is in the file, upright; or thousandths, fractions
@@ -33,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,10 +48,13 @@ from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.readers.cells import answer_of, cell, images_of, question_of, video_of
 from vlm_rl.data_prep.readers.hub import locate
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore
+from vlm_rl.data_prep.readers.numbered_images import place_images
 from vlm_rl.data_prep.readers.option_cells import RowOptions, options_of
 from vlm_rl.data_prep.readers.program_tests import tests_in
 from vlm_rl.data_prep.readers.row_golds import gold_of, golds_in
+from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
+from vlm_rl.data_prep.readers.written_values import is_missing
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -63,7 +69,7 @@ from vlm_rl.data_prep.records import (
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType, Problem
 
-_PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar")
+_PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar", "*.gz")
 
 
 AnswerForm = Literal[
@@ -79,6 +85,7 @@ class Columns(ConfigSection):
     images: str | list[str] = ""
     choices: str | list[str] = ""
     difficulty: str = ""
+    hint: str = ""
     category: str = ""
     box: str = ""
     response: str = ""
@@ -103,6 +110,7 @@ class GenericSet(ConfigSection):
     revision: str = ""
     files: list[str] = Field(default=[])
     image_folder: str = ""
+    encoding: str = ""
     fps: float | None = Field(default=None, gt=0)
     answer_form: AnswerForm = "plain"
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
@@ -134,7 +142,10 @@ def read_mapped(data: Path, mapping: GenericSet, *, named: Path) -> Iterator[Usa
     tables = tables_of(data, mapping)
     store = ImageStore(image_root(data, tables, mapping))
     columns = [name for value in mapping.columns.model_dump().values() for name in _listed(value)]
-    return convert_rows(_checked(read_tables(tables), columns, named), lambda row: _convert(row, mapping, store))
+    return convert_rows(
+        _checked(read_tables(tables, encoding=mapping.encoding), columns, named),
+        lambda row: _convert(row, mapping, store),
+    )
 
 
 def load_mapping(path: Path) -> GenericSet:
@@ -179,21 +190,24 @@ def _listed(columns: str | list[str]) -> list[str]:
 
 
 def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows; a column that the first row lacks is a mistake in the mapping, not in the row.
+    """Yield the rows; a column that all of the first rows lack is a mistake in the mapping, not in a row.
 
-    The samples of a tar may lack members, and nested columns may be null: of these the first part must be there.
+    Nested columns may be null: of these the first part must be there.
     """
-    for number, (where, row) in enumerate(rows):
-        if number == 0 and isinstance(row, dict) and "__key__" not in row:
-            for name in columns:
-                if name not in row and name.partition(".")[0] not in row:
-                    raise UserError(f"{path}: columns names {name!r}, but the table has {sorted(row)}")
-        yield where, row
+    first = [*islice(rows, SAMPLE_ROWS)]
+    present = {name for _, row in first if isinstance(row, dict) for name in row}
+    for name in columns if present else ():
+        if name not in present and name.partition(".")[0] not in present:
+            raise UserError(f"{path}: columns names {name!r}, but the table has {sorted(present)}")
+    yield from first
+    yield from rows
 
 
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
     question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
+    if columns.hint and not is_missing(hint := cell(row, columns.hint)):
+        question = f"Hint: {hint}\n{question}"
     meta: dict[str, Any] = {"test_only": True} if mapping.test_only else {}
     if columns.box:
         raw_box = read_raw_box(cell(row, columns.box), mapping.box_format)
@@ -213,6 +227,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.choices and choices and not _lists(question, choices):
         question = with_choices(question, choices)
     images = images_of(row, _listed(columns.images), store)
+    question, images = place_images(question, images)
     if columns.frames:
         frames, times = video_of(row, columns.frames, columns.times, fps=mapping.fps, store=store)
         before = question.partition(VIDEO_MARKER)[0].count(IMAGE_MARKER) if VIDEO_MARKER in question else len(images)

@@ -17,13 +17,16 @@ from vlm_rl.data_prep.readers.cells import (
     USER,
     cell,
     content_images,
+    images_in,
     is_conversation,
     is_encoded,
+    is_image_name,
     turn_of,
 )
 from vlm_rl.data_prep.readers.find_data import FoundData
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
 from vlm_rl.data_prep.readers.guess_options import NO_CHOICES, guess_answer_form, guess_choices
+from vlm_rl.data_prep.readers.image_files import locate_file
 from vlm_rl.data_prep.readers.row_golds import answers_in
 from vlm_rl.data_prep.readers.sample import (
     SAMPLE_ROWS,
@@ -51,6 +54,7 @@ ANSWERS: Names = (
     ("reward_model.ground_truth",),
     ("answer", "gold", "gold_answer", "ground_truth", "final_answer", "correct_answer", "reference_answer"),
     ("multiple_choice_answer",),  # VQA's, beside all that its annotators said
+    ("gt", "gt_answer", "groundtruth"),
     ("label", "target", "solution", "response", "output", "completion", "cls", "answerkey"),
     ("answers", "labels"),
     ("conversations", "conversation", "messages"),
@@ -73,13 +77,18 @@ IMAGES: Names = (
 CATEGORIES: Names = (("category", "subject", "topic"), ("ability",))
 PASS_RATES: Names = (("pass_rate",),)
 
-_IMAGE_NAME = re.compile(r"(?i).*\.(png|jpe?g|webp|bmp|gif|tiff?)")
 _NUMBERED = re.compile(r"(?i)(image|img|picture)[-_]?\d+")
 _MEMBER = re.compile(r"(?:.*\.)?(png|jpe?g|webp)")  # an image of a webdataset's sample
 
 
 def guess(
-    path: Path, data: FoundData, given: Mapping[str, Sequence[str]], *, named: str = "", answer_form: Any = ""
+    path: Path,
+    data: FoundData,
+    given: Mapping[str, Sequence[str]],
+    *,
+    named: str = "",
+    answer_form: Any = "",
+    encoding: str = "",
 ) -> GenericSet:
     """Return the mapping of the tables at `path`.
 
@@ -89,10 +98,11 @@ def guess(
         given: columns that the user named, by ours: question, answer, images, choices (none: no options), response.
         named: what the user called it, if that is not `path`: a hub id.
         answer_form: the form of the answers where the user named it.
+        encoding: that of text; "" for UTF-8.
 
     Raises UserError listing the columns where one is missing, or where several fit.
     """
-    sample = read_sample(data.tables)
+    sample = read_sample(data.tables, encoding)
     where = str(data.tables[0])
     if not sample.rows:
         raise UserError(f"{where}: none of its first {SAMPLE_ROWS} rows can be read")
@@ -115,6 +125,7 @@ def guess(
         answer=answer[0],
         images=images if len(images) > 1 else "".join(images),
         choices=choices if len(choices) > 1 else "".join(choices),
+        hint="hint" if choices and all(isinstance(text, str) for text in sample.columns.get("hint", [0])) else "",
         category=category[0] if category else "",
         difficulty=difficulty[0] if difficulty else "",
         response=[*given.get("response", ()), ""][0],
@@ -125,6 +136,7 @@ def guess(
         columns=columns,
         files=_globs(path, data.tables) if path.is_dir() else [],
         image_folder=_image_folder(path, data.tables[0].parent, sample, images),
+        encoding=encoding,
         answer_form=answer_form or guess_answer_form(sample, answer[0], choices, where),
     )
 
@@ -201,13 +213,13 @@ def _is_image(value: Any) -> bool:
             return bool(content_images(turn_of(value, USER)))
         except RowError:
             return False
-    if isinstance(value, list):
-        return bool(value) and all(map(_is_image, value))
+    items = images_in(value)
+    if isinstance(value, list) or len(items) > 1:
+        return bool(items) and all(map(_is_image, items))
+    value = items[0] if items else value
     if isinstance(value, Mapping):
         return is_struct(value)
-    return isinstance(value, bytes) or (
-        isinstance(value, str) and (_IMAGE_NAME.fullmatch(value) is not None or is_encoded(value))
-    )
+    return isinstance(value, bytes) or (isinstance(value, str) and (is_image_name(value) or is_encoded(value)))
 
 
 def _paths(values: Sequence[Any]) -> list[str]:
@@ -216,7 +228,7 @@ def _paths(values: Sequence[Any]) -> list[str]:
     for value in values[:20]:
         if is_conversation(value):
             value = content_images(turn_of(value, USER)) if _is_image(value) else []
-        items += value if isinstance(value, list) else [value]
+        items += images_in(value)
     paths = [item.get("path") if isinstance(item, Mapping) and not item.get("bytes") else item for item in items]
     return [path for path in paths if isinstance(path, str) and not is_encoded(path)]
 
@@ -226,20 +238,13 @@ def _image_folder(path: Path, beside: Path, sample: Sample, columns: Sequence[st
     names = [name.removeprefix("file://") for column in columns for name in _paths(sample.columns.get(column, []))]
     folder = path if path.is_dir() else path.parent
     roots = [beside, *_folders(beside), folder, *_folders(folder)]
-    counts = [sum(_is_file(root / name) for name in names) for root in roots]
+    counts = [sum(locate_file(root, name) is not None for name in names) for root in roots]
     best = roots[counts.index(max(counts))]
     return "" if best == beside else best.relative_to(folder).as_posix()
 
 
 def _folders(folder: Path) -> list[Path]:
     return [item for item in islice(sorted(folder.iterdir()), 1000) if item.is_dir()]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 # -- files -----------------------------------------------------------------------------------------

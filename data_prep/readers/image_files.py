@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import stat
 import tarfile
+import unicodedata
 import zipfile
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from vlm_rl.data.images import DEFAULT_LIMITS
 from vlm_rl.data_prep.records import RowError
@@ -22,7 +25,7 @@ from vlm_rl.errors import UserError
 T = TypeVar("T")
 
 ARCHIVES = ("images.zip", "images.tar")
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_MEMBERS = 1_000_000  # of one archive
 MAX_RATIO = 200  # unpacked over packed size of one member; JPEG and PNG hardly shrink at all
 
@@ -38,7 +41,7 @@ class ImageFile:
         """Return the file's bytes. Raises RowError if it is missing, too large or outside `root`."""
         base = self.root.resolve()
         try:
-            path = (base / self.name).resolve()
+            path = (locate_file(base, self.name) or base / self.name).resolve()
             if not path.is_relative_to(base):
                 raise RowError("image_outside", f"the image path {self.name!r} leaves the data set's folder")
             if not path.is_file():
@@ -52,6 +55,44 @@ class ImageFile:
             raise RowError("image_missing", f"the image {self.name!r:.80} cannot be read: {error}") from None
 
 
+def locate_file(root: Path, name: str) -> Path | None:
+    """Return the file below `root` that a table names; None where there is none, or two could be meant.
+
+    The exact name comes first. A name of a different system may differ in its slashes, in case, in the Unicode form
+    of its accents, and in escapes such as %20.
+    """
+    try:
+        if (root / name).is_file():
+            return root / name
+        found = root
+        for part in PurePosixPath(_plain_name(name)).parts:
+            exact = found / part
+            fitting = [exact] if exact.exists() else _names_in(found, found.stat().st_mtime_ns).get(_loose(part), [])
+            if len(fitting) != 1 or part in ("/", ".."):
+                return None
+            found = fitting[0]
+        return found if found.is_file() else None
+    except (OSError, ValueError):  # a NUL in the name, a name too long
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _names_in(folder: Path, changed: int) -> dict[str, list[Path]]:
+    """Return the files and folders in a folder by their loose names; `changed` is the time of its last change."""
+    names: dict[str, list[Path]] = {}
+    for item in folder.iterdir():
+        names.setdefault(_loose(item.name), []).append(item)
+    return names
+
+
+def _plain_name(name: str) -> str:
+    return unquote(name).replace("\\", "/")
+
+
+def _loose(name: str) -> str:
+    return unicodedata.normalize("NFC", unquote(name)).casefold()
+
+
 @dataclass(frozen=True, slots=True)
 class ZipMember:
     """A member of an archive, under its own name or below the archive's one top folder."""
@@ -62,7 +103,7 @@ class ZipMember:
     def read(self) -> bytes:
         """Return the member's bytes. Raises RowError if it is missing, a link, encrypted or implausibly packed."""
         archive, names = _open_zip(self.archive)
-        info = names.get(_member_key(self.name))
+        info = _member(names, self.name)
         if info is None:
             raise RowError("image_missing", f"there is no image {self.name!r} in {self.archive.name}")
         if stat.S_ISLNK(info.external_attr >> 16) or info.is_dir() or info.flag_bits & 1:
@@ -92,7 +133,7 @@ class TarMember:
     def read(self) -> bytes:
         """Return the member's bytes. Raises RowError if it is missing, too large or not a plain file."""
         archive, names = _open_tar(self.archive)
-        info = names.get(_member_key(self.name))
+        info = _member(names, self.name)
         if info is None:
             raise RowError("image_missing", f"there is no image {self.name!r} in {self.archive.name}")
         if not info.isreg():  # a link would be followed to another member, or anywhere
@@ -134,7 +175,7 @@ class ImageStore:
 
     def find(self, name: str) -> ImageRef:
         """Return the reference to an image that a row names; whether it exists shows when it is read."""
-        if self.archive is not None and not self._is_file(name):
+        if self.archive is not None and locate_file(self.root, name) is None:
             return (ZipMember if self.archive.suffix == ".zip" else TarMember)(self.archive, name)
         return ImageFile(self.root, name)
 
@@ -145,7 +186,7 @@ class ImageStore:
             folder = (base / name).resolve()
             if not folder.is_relative_to(base):
                 raise RowError("image_outside", f"the folder {name!r} is outside of the data set's folder")
-            names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _SUFFIXES)
+            names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
         except (OSError, ValueError) as error:
             raise RowError("image_missing", f"the folder {name!r:.80} cannot be read: {error}") from None
         if not names:
@@ -156,13 +197,7 @@ class ImageStore:
         """Tell whether no images were downloaded: there is no archive, and no image file below the folder."""
         if self.archive is not None or not self.root.is_dir():
             return self.archive is None
-        return not any(path.suffix.lower() in _SUFFIXES for path in self.root.rglob("*"))
-
-    def _is_file(self, name: str) -> bool:
-        try:
-            return (self.root / name).is_file()
-        except (OSError, ValueError):
-            return False
+        return not any(path.suffix.lower() in IMAGE_SUFFIXES for path in self.root.rglob("*"))
 
 
 def image_ref(value: Any, store: ImageStore) -> ImageRef:
@@ -215,6 +250,26 @@ def _by_key(members: Iterable[tuple[str, T]]) -> dict[str, T]:
             continue  # a row that names it is told that there is no such image
         names.setdefault(_member_key(name), info)
     return names
+
+
+def _member(names: dict[str, T], name: str) -> T | None:
+    """Return the member of this name, else the only one whose name differs as in `locate_file`."""
+    exact = names.get(_member_key(name))
+    return exact if exact is not None else _by_loose_key(names).get(_member_key(_loose(_plain_name(name))))
+
+
+def _by_loose_key(names: dict[str, T]) -> dict[str, T]:
+    """Return the members by loose key, without those that share one; made once for each archive."""
+    if (known := _LOOSE_KEYS.get(id(names))) is not None and known[0] is names:
+        return known[1]
+    counts = Counter(map(_loose, names))
+    loose = {_loose(key): info for key, info in names.items() if counts[_loose(key)] == 1}
+    _LOOSE_KEYS.clear()
+    _LOOSE_KEYS[id(names)] = names, loose
+    return loose
+
+
+_LOOSE_KEYS: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
 
 def _member_key(name: str) -> str:

@@ -22,7 +22,13 @@ _MAX_TEXT = 600  # characters of a question or an answer that an example shows
 
 
 def map_own_data(
-    named: str, *, split: str, revision: str, given: Mapping[str, Sequence[str]], answer_form: str = ""
+    named: str,
+    *,
+    split: str,
+    revision: str,
+    given: Mapping[str, Sequence[str]],
+    answer_form: str = "",
+    encoding: str = "",
 ) -> tuple[Path, GenericSet]:
     """Return where a user's data is and the mapping of its columns, and print what was found.
 
@@ -32,6 +38,7 @@ def map_own_data(
         revision: the commit of a hub id; "" for the newest.
         given: columns that the user named, by ours.
         answer_form: the form of the answers; "" to guess it.
+        encoding: that of text; "" for UTF-8.
 
     Raises UserError as `find_data` and `guess` do.
     """
@@ -39,7 +46,7 @@ def map_own_data(
         revision = revision or newest_commit(named)
     path, commit = locate(named, revision)
     data = find_data(path, split)
-    mapping = guess(path, data, given, named=named if commit else "", answer_form=answer_form)
+    mapping = guess(path, data, given, named=named if commit else "", answer_form=answer_form, encoding=encoding)
     if commit:
         mapping = mapping.model_copy(update={"revision": commit})
     count = f"{len(data.tables)} files" if len(data.tables) > 1 else data.tables[0].name

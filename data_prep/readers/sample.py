@@ -25,9 +25,9 @@ class Sample:
     columns: dict[str, list[Any]]
 
 
-def read_sample(tables: Sequence[Path]) -> Sample:
+def read_sample(tables: Sequence[Path], encoding: str = "") -> Sample:
     """Read the first rows that can be read."""
-    rows = [row for _, row in islice(read_tables(tables), SAMPLE_ROWS) if isinstance(row, dict)]
+    rows = [row for _, row in islice(read_tables(tables, encoding=encoding), SAMPLE_ROWS) if isinstance(row, dict)]
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in _leaves(row):

@@ -1,4 +1,4 @@
-"""Find a data set's tables on disk and stream their rows: Parquet, JSON, JSON lines, CSV, TSV, Arrow, tars.
+"""Find a data set's tables on disk and stream their rows: Parquet, Arrow, tars, and text (text_tables.py).
 
 These readers are our own where `datasets` has one too: its readers end at the first row that they cannot parse, and
 guess types (the text 073 becomes the number 73). Here a bad row is that row's alone, and every value stays as it is.
@@ -6,8 +6,6 @@ guess types (the text 073 becomes the number 73). Here a bad row is that row's a
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.readers.text_tables import csv_rows, json_lines, json_or_error, json_rows
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
+FORMATS = {
+    ".parquet": "Parquet",
+    ".jsonl": "JSON lines",
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".arrow": "datasets' save_to_disk",
+    ".tar": "webdataset",
+}
+_TEXTS = (".jsonl", ".json", ".csv", ".tsv")  # which may be compressed with gzip
 _PART = re.compile(r"-\d{5}-of-\d{5}")  # one of several files of a split
 _BATCH_BYTES = 32 * 2**20
 
@@ -44,24 +53,37 @@ def _contents(folder: Path) -> str:
     return f"only {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else "the folder is empty"
 
 
-def read_tables(tables: Iterable[Path], columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+def format_of(file: Path) -> str:
+    """Return the ending that says how a table is read, "" for none: .jsonl also for a.ndjson and a.jsonl.gz."""
+    name = file.name.lower().removesuffix(".gz")
+    ending = "." + name.rpartition(".")[2] if "." in name else ""
+    ending = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}.get(ending, ending)
+    return ending if ending in FORMATS and (ending in _TEXTS or not file.name.lower().endswith(".gz")) else ""
+
+
+def read_tables(
+    tables: Iterable[Path], columns: Sequence[str] = (), *, encoding: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Yield (file and row, fields) of every row; a row that is not JSON comes as a RowError.
+
+    `encoding` is that of text, "" for UTF-8 or what a mark at its beginning says.
 
     Only `columns` of a Parquet file are read, and it must have them; () reads all columns.
     """
     for table in tables:
-        if table.suffix == ".parquet":
+        ending = format_of(table)
+        if ending == ".parquet":
             yield from parquet_rows(table, columns)
-        elif table.suffix == ".jsonl":
-            yield from _json_lines(table)
-        elif table.suffix == ".arrow":
+        elif ending == ".jsonl":
+            yield from json_lines(table, encoding)
+        elif ending == ".arrow":
             yield from _arrow_rows(table)
-        elif table.suffix in (".csv", ".tsv"):
-            yield from _csv_rows(table)
-        elif table.suffix == ".tar":
+        elif ending in (".csv", ".tsv"):
+            yield from csv_rows(table, tabs=ending == ".tsv", encoding=encoding)
+        elif ending == ".tar":
             yield from _tar_rows(table)
         else:
-            yield from _json_rows(table)
+            yield from json_rows(table, encoding)
 
 
 def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
@@ -146,38 +168,6 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{table}: cannot be read as an Arrow stream: {error}") from None
 
 
-def _csv_rows(table: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a CSV or TSV file with a header, every value as text; only a broken row itself is lost."""
-    csv.field_size_limit(2 * DEFAULT_LIMITS.max_bytes)  # an image as base64 takes a third more than its bytes
-    try:
-        # Bytes that are not UTF-8 become halves of surrogate pairs, for which the row is dropped.
-        with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-            reader = csv.reader(stream, delimiter=_delimiter(table, stream.readline()))
-            stream.seek(0)
-            header = next(reader, [])
-            while True:
-                where = f"{table.name} line {reader.line_num + 1}"
-                try:
-                    fields = next(reader)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    yield where, RowError("bad_csv", f"cannot be read: {error}")
-                    continue
-                if len(fields) == len(header):
-                    yield where, dict(zip(header, fields, strict=True))
-                elif fields:
-                    yield where, RowError("bad_csv", f"has {len(fields)} fields; the header has {len(header)}")
-    except (OSError, csv.Error) as error:
-        raise UserError(f"{table}: cannot be read: {error}") from None
-
-
-def _delimiter(table: Path, header: str) -> str:
-    if table.suffix == ".tsv":
-        return "\t"
-    return ";" if header.count(";") > header.count(",") else ","
-
-
 def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:
     """Yield the samples of a webdataset tar: its neighbouring members that share a name up to the first dot.
 
@@ -220,41 +210,4 @@ def _member_value(archive: tarfile.TarFile, member: tarfile.TarInfo, extension: 
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         return RowError("bad_text", f"{member.name!r} is not UTF-8: {error}")
-    return _json_or_error(text) if kind == "json" else text
-
-
-def _json_lines(table: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a file with a JSON object per line; only a broken line itself is lost."""
-    try:
-        with table.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"{table.name} line {number}", _json_or_error(line)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{table}: cannot be read as UTF-8 text: {error}") from None
-
-
-def _json_rows(table: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a JSON list, or of a JSON object of rows (their keys are added as "key")."""
-    try:
-        tree = _json_or_error(table.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{table}: cannot be read as UTF-8 text: {error}") from None
-    if isinstance(tree, RowError):
-        raise UserError(f"{table}: {tree}")
-    name = f"{table.parent.name}/{table.name}"
-    if isinstance(tree, dict):
-        for key, row in tree.items():
-            yield f"{name} row {key!r}", {**row, "key": key} if isinstance(row, dict) else row
-    elif isinstance(tree, list):
-        for number, row in enumerate(tree):
-            yield f"{name} row {number}", row
-    else:
-        raise UserError(f"{table}: holds neither a list nor an object of rows")
-
-
-def _json_or_error(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return RowError("bad_json", f"is not JSON: {error}")
+    return json_or_error(text) if kind == "json" else text

@@ -166,7 +166,7 @@ BAD_ROWS = [
     ({**FINE, "a": "  "}, "answer_missing", "answer is missing"),
     ({**FINE, "a": r"\boxed{\left\{1"}, "gold_broken", "do not close"),
     ({**FINE, "a": {"value": 7}}, "bad_type", "answer must be text, not dict"),
-    ({**FINE, "a": True}, "bad_type", "answer must be text, not bool"),
+    ({**FINE, "a": [["7"]]}, "bad_type", "answer must be text, not list"),
     ({**FINE, "q": ["Which?"]}, "bad_type", "q must be text, not list"),
     ({**FINE, "q": None}, "q_missing", "q is missing"),
     ({**FINE, "pics": 7}, "image_missing", "the image is 7"),

@@ -1,0 +1,209 @@
+"""Stream the rows of tables that are text: CSV, TSV, JSON and JSON lines, compressed with gzip or not.
+
+The content decides over the ending: byte order marks, UTF-16, JSON lines in a .json file, an object around the rows.
+Any other encoding is never guessed: bytes that are not UTF-8 cost their row alone, and the user names the encoding.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.readers.image_files import IMAGE_SUFFIXES
+from vlm_rl.data_prep.records import RowError
+from vlm_rl.errors import UserError
+
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"} | {
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# Names of a row's own columns: an object with one of them is a row, not an object of rows.
+_ROW_KEYS = {"question", "problem", "query", "prompt", "instruction", "conversations", "messages"}
+_FAULTS = (OSError, EOFError, zlib.error, UnicodeError, LookupError)
+
+
+def _open(table: Path, encoding: str) -> TextIO:
+    """Open a table as text; bytes that its encoding lacks become halves of surrogate pairs, which drop their row."""
+    file = table.open("rb")
+    try:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+        name = encoding or _encoding(stream)
+        stream.seek(0)
+        return io.TextIOWrapper(stream, name, errors="surrogateescape", newline="")
+    except BaseException:
+        file.close()
+        raise
+
+
+def _encoding(stream: BinaryIO) -> str:
+    """Return the encoding that a mark or the zeros of UTF-16 show; UTF-8 for all others."""
+    start = stream.read(4096)
+    for mark, name in _MARKS.items():
+        if start.startswith(mark):
+            return name
+    zeros = [start[first::2].count(0) for first in (0, 1)]
+    if max(zeros) > len(start) // 8 and min(zeros) == 0:
+        return "utf-16-be" if zeros[0] else "utf-16-le"
+    return "utf-8"
+
+
+def _unreadable(table: Path, error: Exception) -> UserError:
+    is_encoding = isinstance(error, UnicodeError | LookupError)
+    cure = (
+        "name its encoding, e.g. --encoding gbk" if is_encoding else "it may be damaged: download or write it again"
+    )
+    return UserError(f"{table}: cannot be read as text: {error}; {cure}")
+
+
+def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a CSV or TSV file with a header, every value as text; only a broken row itself is lost."""
+    csv.field_size_limit(2 * DEFAULT_LIMITS.max_bytes)  # an image as base64 takes a third more than its bytes
+    try:
+        with _open(table, encoding) as stream:
+            first = stream.readline()
+            delimiter = "\t" if tabs else max(",;\t", key=first.count)  # the first of equals
+            lines = _chained(first, stream)
+            reader = csv.reader(lines, delimiter=delimiter)
+            header = next(reader, [])
+            if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
+                raise UserError(f"{table}: its header is not UTF-8; name its encoding, e.g. --encoding cp1252 or gbk")
+            while True:
+                where = f"{table.name} line {reader.line_num + 1}"
+                try:
+                    fields = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield where, RowError("bad_csv", f"cannot be read: {error}")
+                    continue
+                if len(fields) == len(header):
+                    yield where, dict(zip(header, fields, strict=True))
+                elif fields:
+                    yield where, RowError("bad_csv", f"has {len(fields)} fields; the header has {len(header)}")
+    except (*_FAULTS, csv.Error) as error:
+        raise _unreadable(table, error) from None
+
+
+def _chained(first: str, rest: TextIO) -> Iterator[str]:
+    if first:
+        yield first
+    yield from rest
+
+
+def json_lines(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a file with a JSON object per line; only a broken line itself is lost.
+
+    A file that begins with a list is read as JSON.
+    """
+    try:
+        with _open(table, encoding) as stream:
+            first = next((line for line in stream if line.strip()), "")
+        if first.lstrip("\ufeff \t").startswith("["):
+            yield from json_rows(table, encoding)
+            return
+        with _open(table, encoding) as stream:
+            yield from _rows_of_lines(table, stream)
+    except _FAULTS as error:
+        raise _unreadable(table, error) from None
+
+
+def _rows_of_lines(table: Path, lines: Iterator[str] | TextIO) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{table.name} line {number}", json_or_error(line)
+
+
+def json_rows(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a JSON file.
+
+    It holds a list of rows, an object of rows (their keys are added as "key"), an object around a list of rows or
+    around columns, a single row, or JSON lines. Raises UserError for anything else.
+    """
+    try:
+        with _open(table, encoding) as stream:
+            text = stream.read()
+    except _FAULTS as error:
+        raise _unreadable(table, error) from None
+    tree = json_or_error(text)
+    if isinstance(tree, RowError):
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines[:2]) or _spans_lines(lines):
+            raise UserError(f"{table}: {tree}; a table in JSON is a list of rows, or an object on each line")
+        yield from _rows_of_lines(table, iter(text.split("\n")))
+        return
+    name = f"{table.parent.name}/{table.name}"
+    if isinstance(tree, dict) and {*tree} & _ROW_KEYS and not _is_columns(tree):
+        yield name, _with_image_beside(tree, table)
+        return
+    rows = _unwrapped(tree, table)
+    if isinstance(rows, dict):
+        for key, row in rows.items():
+            yield f"{name} row {key!r}", {**row, "key": key} if isinstance(row, dict) else row
+    else:
+        for number, row in enumerate(rows):
+            yield f"{name} row {number}", row
+
+
+def _spans_lines(lines: list[str]) -> bool:
+    """Say whether none of the first lines is JSON by itself: then one broken object spans them."""
+    return all(isinstance(json_or_error(line), RowError) for line in lines[:2])
+
+
+def _is_columns(tree: Mapping[str, Any]) -> bool:
+    """Say whether an object is a table by columns: lists of one length, of texts and numbers."""
+    values = [*tree.values()]
+    if len(values) < 2 or not all(isinstance(value, list) for value in values):
+        return False
+    return len({len(value) for value in values}) == 1 and not any(
+        isinstance(v, dict) for value in values for v in value
+    )
+
+
+def _unwrapped(tree: Any, table: Path) -> list[Any] | dict[str, Any]:
+    """Return the list or object of rows in a JSON tree. Raises UserError where there is none, or several."""
+    if isinstance(tree, list):
+        return tree
+    if not isinstance(tree, dict):
+        raise UserError(f"{table}: holds neither a list nor an object of rows, but {tree!r:.40}")
+    columns, data = tree.get("columns"), tree.get("data")
+    if isinstance(columns, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
+        return [dict(zip(columns, row, strict=False)) for row in data]
+    if _is_columns(tree):
+        return [dict(zip(tree, values, strict=True)) for values in zip(*tree.values(), strict=True)]
+    lists = [key for key, value in tree.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(lists) > 1:
+        raise UserError(
+            f"{table}: has several lists of rows: {', '.join(lists)}; put the one to use into its own file"
+        )
+    if lists:
+        rows = tree[lists[0]]
+        inner = all(isinstance(row, dict) and isinstance(row.get("row"), dict) for row in rows)  # the hub's viewer
+        return [row["row"] for row in rows] if inner else rows
+    return tree
+
+
+def _with_image_beside(row: dict[str, Any], table: Path) -> dict[str, Any]:
+    """Return a row that has a file to itself, with the image of the same name where it names none."""
+    if {"image", "images", "image_path"} & {*row}:
+        return row
+    stem = table.name.partition(".")[0]
+    names = [f"{stem}{suffix}" for suffix in IMAGE_SUFFIXES if (table.parent / f"{stem}{suffix}").is_file()]
+    return {**row, "image": names[0]} if len(names) == 1 else row
+
+
+def json_or_error(text: str) -> Any:
+    """Return what a text says in JSON; a RowError where it is none."""
+    try:
+        return json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        return RowError("bad_json", f"is not JSON: {error}")
