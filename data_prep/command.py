@@ -152,6 +152,11 @@ def _print_counts(out: Path, report: PrepareReport) -> None:
             f"{bad_texts} rows hold text that is not UTF-8 (dropped.jsonl has examples): if the file has an "
             "encoding of its own, name it with --encoding, e.g. cp1252 or gbk"
         )
+    if left_out := report.notes.get("system_left_out"):
+        print(
+            f"{left_out} rows have a system or developer text, which is left out: where it matters, write it into "
+            "the question, or into a template"
+        )
     if missing := report.dropped.get("image_missing"):
         print(
             f"{missing} rows name images that do not exist (dropped.jsonl has examples): if the images are a "

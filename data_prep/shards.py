@@ -126,6 +126,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
             raise RowError("prompt_too_long", detail, known=True)
         problem = replace(problem, meta={**problem.meta, "prompt_too_long": True})
     flags = ("markers_prepended", "blank_image", "typeset_image", "gold_unverified", "annotations_only")
+    flags += ("prompt_too_long", "alternatives", "system_left_out")
     kept = KeptRow(
         where=row.where,
         id=problem.id,
@@ -134,7 +135,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
         test_only=problem.test_only,
         sha256s=[image.original_sha256 for image in images],
         phashes=[image.phash for image in images],
-        notes=[key for key in (*flags, "prompt_too_long", "alternatives") if problem.meta.get(key)],
+        notes=[key for key in flags if problem.meta.get(key)],
         resized=sum(not image.is_kept for image in images),
     )
     problem = replace(problem, images=tuple(image.data for image in images))

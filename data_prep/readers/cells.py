@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore, image_ref
@@ -19,7 +20,8 @@ from vlm_rl.data_prep.readers.written_values import is_missing, is_written, pars
 from vlm_rl.data_prep.records import Fields, RowError
 from vlm_rl.types import IMAGE_MARKER, times_fault
 
-USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")
+USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt", "bot")
+SYSTEM = ("system", "developer")
 _TURN_KEYS = (("role", "content"), ("from", "value"))
 _IMAGE_NAME = re.compile(r"(?i).*\.(png|jpe?g|webp|bmp|gif|tiff?)")
 _BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR)[A-Za-z0-9+/\s]{64,}={0,2}\s*")  # PNG, JPEG, WEBP
@@ -51,12 +53,38 @@ def _turn(item: Any) -> tuple[str, Any] | None:
 
 
 def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
-    """Return the content of the only turn of `roles`. Raises RowError where there is none, or more than one."""
-    contents = [turn[1] for item in conversation if (turn := _turn(item)) is not None and turn[0] in roles]
-    if len(contents) != 1:
-        reason = "several_turns" if contents else "turn_missing"
-        raise RowError(reason, f"the conversation has {len(contents)} turns of {roles[0]}; there must be one")
-    return contents[0]
+    """Return the content of the turn of `roles`; turns of the user with no answer between them are one.
+
+    Raises RowError where there is none, where more than one question or answer is there, where the answer comes
+    before the question, and for turns of tools: a problem is one question with one answer.
+    """
+    turns = [turn for item in conversation if (turn := _turn(item)) is not None]
+    if others := sorted({role for role, _ in turns} - {*USER, *ASSISTANT, *SYSTEM}):
+        raise RowError("other_turns", f"the conversation has a turn of {others[0]!r}, which a problem cannot hold")
+    sides = [USER[0] if role in USER else ASSISTANT[0] for role, _ in turns if role not in SYSTEM]
+    contents = [content for role, content in turns if role in roles]
+    if not contents:
+        raise RowError("turn_missing", f"the conversation has 0 turns of {roles[0]}; there must be one")
+    changes = sum(first != second for first, second in pairwise(sides))
+    if changes > 1 or sides[0] != USER[0] or sides.count(ASSISTANT[0]) > 1:
+        spoken = ", ".join(sides)
+        raise RowError(
+            "several_turns", f"the conversation has the turns {spoken}; it must be a question and its answer"
+        )
+    return contents[0] if len(contents) == 1 else [part for content in contents for part in _as_parts(content)]
+
+
+def has_system_text(row: Fields, column: str) -> bool:
+    """Say whether a conversation has a system or developer turn that says something, or the row a system column."""
+    value = cell(row, column)
+    turns = [turn for item in value if (turn := _turn(item)) is not None] if is_conversation(value) else []
+    texts = [content_text(content) for role, content in turns if role in SYSTEM]
+    texts += [row.get(name) for name in ("system", "system_prompt") if column != name]
+    return any(isinstance(text, str) and text.strip() for text in texts)
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def content_text(content: Any) -> Any:

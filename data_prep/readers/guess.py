@@ -7,7 +7,7 @@ guessed: the message lists the columns and names the option that decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -161,16 +161,23 @@ def _decide_answer(sample: Sample, where: str) -> str:
 
 
 def _is_question(values: list[Any]) -> bool:
-    return all(isinstance(value, str) or _has_turn(value, USER) for value in values)
+    return _fit_or_speak(values, lambda value: isinstance(value, str), USER)
 
 
 def _is_answer(values: list[Any]) -> bool:
-    return all(plain_text(value) is not None or _has_turn(value, ASSISTANT) for value in values)
+    return _fit_or_speak(values, lambda value: plain_text(value) is not None, ASSISTANT)
 
 
 def _is_answer_or_list(values: list[Any]) -> bool:
     lists = [[value] if (items := answers_in(value)) is None else items for value in values]
     return all(plain_text(item) is not None for items in lists for item in items)
+
+
+def _fit_or_speak(values: list[Any], fits: Callable[[Any], bool], roles: tuple[str, ...]) -> bool:
+    """Say whether all values fit or are conversations; where a conversation lacks a turn, that is its row's fault."""
+    conversations = [value for value in values if is_conversation(value)]
+    has_turns = not conversations or any(_has_turn(value, roles) for value in conversations)
+    return has_turns and all(fits(value) or is_conversation(value) for value in values)
 
 
 def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
@@ -180,7 +187,7 @@ def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
     try:
         turn_of(value, roles)
     except RowError as error:
-        return error.reason == "several_turns"
+        return error.reason in ("several_turns", "other_turns")
     return True
 
 
@@ -189,12 +196,12 @@ def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
 
 def _images(sample: Sample, folder: Path, where: str) -> list[str]:
     """Return the columns of the images: one, or several that are numbered; [] where there is none."""
-    fitting = {name for name, values in sample.columns.items() if values and all(map(_is_image, values))}
+    fitting = {name for name, values in sample.columns.items() if values and _are_images(values)}
     for pattern in (_NUMBERED, _MEMBER):
         numbered = sorted(fitting & {name for name in sample.columns if pattern.fullmatch(name)})
         if numbered and not fitting & {*IMAGES[0]}:
             return numbered
-    columns = best(IMAGES, lambda values: all(map(_is_image, values)), sample)
+    columns = best(IMAGES, _are_images, sample)
     inside = [name for name in columns if not _paths(sample.columns[name])]
     if len(columns) > 1 and len(inside) == 1:  # the image itself, beside a column with its path
         return inside
@@ -204,6 +211,13 @@ def _images(sample: Sample, folder: Path, where: str) -> list[str]:
     if not columns:  # file names without an ending
         columns = [name for name in IMAGES[0] if sample.columns.get(name) and _paths(sample.columns[name])]
     return columns
+
+
+def _are_images(values: list[Any]) -> bool:
+    """Say whether these are images; of conversations some may have none."""
+    conversations = [value for value in values if is_conversation(value)]
+    others = [value for value in values if not is_conversation(value)]
+    return all(map(_is_image, others)) and (not conversations or any(map(_is_image, conversations)))
 
 
 def _is_image(value: Any) -> bool:
