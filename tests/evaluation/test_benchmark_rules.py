@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.benchmark_rows import vista
 from vlm_rl.evaluation.benchmarks import dynamath, logicvista, mathverse, mathvision, mathvista, wemath
 from vlm_rl.evaluation.benchmarks.benchmark import Judgement, Response, authors_gold
-from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters, final_number
 from vlm_rl.evaluation.benchmarks.mathvision_values import value_of
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.grading.grader import Grader, task_of
@@ -252,6 +252,19 @@ def test_edit_distance_by_hand() -> None:
         ("(A) is not right, (B) is", ("B",)),
         ("A.5 is too large\nfor this", ()),
         ("", ()),
+        (r"\boxed{\text{B}}", ("B",)),
+        (r"\boxed{\textbf{(B)}}", ("B",)),
+        (r"\boxed{\text{(B) } 5 cm}", ("B",)),
+        (r"\boxed{\text{Answer: C}}", ("C",)),
+        (r"\boxed{\mathbf{B}, \mathbf{D}}", ("B", "D")),
+        (r"\boxed{\left(B\right)}", ("B",)),
+        (r"The answer is $\text{D}$.", ("D",)),
+        ("<answer>B</answer>", ("B",)),
+        ("So it is A?\n<answer>(C) 15 cm</answer>", ("C",)),
+        (r"\boxed{\triangle ABC}", ()),
+        (r"\boxed{\frac{A}{B}}", ()),
+        (r"\boxed{\Delta}", ()),
+        (r"\boxed{\angle B}", ()),
     ],
 )
 def test_letters_that_a_response_ends_on(response: str, letters: tuple[str, ...]) -> None:
@@ -409,3 +422,60 @@ def test_empty_extractions_earn_points_in_mathvista(annotated: Annotated) -> Non
     judged = [mathvista.official_rule(asked, Response(asked.id, "", extraction="")) for asked in problems]
     free = [asked.choices and authors_gold(asked) == min(asked.choices, key=len) for asked in problems]
     assert [item.note == "free point" for item in judged] == list(map(bool, free)) and any(free)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The area is 12 cm^2.", "12"),
+        (r"12 \text{ cm}^2", "12"),
+        ("12 cm²", "12"),
+        ("12 cm2", "12"),
+        (r"50 m s^{-2}", "50"),
+        (r"\frac{3}{2}", "1.5"),
+        (r"\dfrac{6}{2}", "3"),
+        (r"-\frac{1}{2}", "-0.5"),
+        (r"2\frac{1}{2}", "2.5"),
+        ("3/4", "0.75"),
+        (r"3\sqrt{4}", "6"),
+        (r"\frac{\sqrt{16}}{5}", "0.8"),
+        (r"\sqrt[3]{27}", "3"),
+        (r"1+\sqrt{9}", "4"),
+        (r"3 \times 10^{4}", "30000"),
+        ("2^{3}", "8"),
+        ("10²", "100"),
+        (r"\frac{\pi}{\pi}", "1"),
+        ("x_1 = 5", "5"),
+        (r"30^\circ", "30"),
+        ("1,234", "1234"),
+        ("1{,}234 m^3", "1234"),
+        ("12 (rounded to 2 decimal places)", "12"),
+        ("x = −3.50", "-3.50"),
+        ("5 - 3", "3"),
+        (r"\frac{a}{2}", ""),
+        (r"\frac{1}{0}", ""),
+        ("none", ""),
+    ],
+)
+def test_exponents_denominators_and_roots_are_no_answers(text: str, number: str) -> None:
+    assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("gold", "kind", "precision", "response", "right"),
+    [
+        ("2", "integer", None, r"\boxed{\frac{3}{2}}", False),
+        ("1", "integer", None, r"\boxed{\frac{3}{2}}", False),  # the script cuts 1.5, but this is 3/2
+        ("3", "integer", None, r"\boxed{\frac{6}{2}}", True),
+        ("3", "integer", None, r"\boxed{2\sqrt{3}}", False),
+        ("12", "integer", None, r"\boxed{12 \text{ cm}^2}", True),
+        ("1.5", "float", 1, r"\boxed{\frac{3}{2}}", True),
+        ("3.5", "float", 1, r"\boxed{2\sqrt{3}}", True),  # 3.46
+        ("12.57", "float", 2, r"\boxed{4\pi}", True),
+    ],
+)
+def test_mathvista_reads_a_value_as_its_judge_would(
+    gold: str, kind: str, precision: int | None, response: str, right: bool
+) -> None:
+    judged = mathvista.official_rule(read_vista(kind, gold, precision=precision), Response("1", response))
+    assert (judged.verdict == "correct") is right, judged  # type: ignore[union-attr]

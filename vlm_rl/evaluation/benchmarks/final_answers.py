@@ -1,4 +1,4 @@
-"""Find by rules what a judge model would be asked for: the letter of a response, or its final value.
+"""Find by rules what a judge model would be asked for: the letter of a response, its final value, or its number.
 
 Used where a benchmark's published rule needs such a model. The result is called emulated, because a different
 extractor finds different answers in the same text.
@@ -6,6 +6,7 @@ extractor finds different answers in the same text.
 
 from __future__ import annotations
 
+import math
 import re
 
 from vlm_rl.templates import END_THINK, boxes
@@ -26,6 +27,43 @@ _OPENING = re.compile(rf"\W*([A-I])\s?[).:](?![\w.]){_NOT}")
 _OPTION_LINE = re.compile(r"(?m)^\W*([A-I])\s?[).:](?![\w.])")
 _LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
+_NAMING = re.compile(r"(?i)^(?:the )?(?:final |correct |right )?(?:answer|option|choice)(?: is)?:?\s+(?=\S)")
+_ANSWER_TAG = re.compile(r"(?is)<answer>(.*?)</answer>")
+_MARKUP = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?i)</?(?:answer|b|i|u|em|strong|p|span)>", ""),
+        (
+            r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|boldsymbol|bm|underline)\s*\{([^{}]*)\}",
+            r"\1",
+        ),
+        (r"(?<!\\)\$|\\[()\[\]]|\\(?:left|right|displaystyle|bf|rm)(?![A-Za-z])", ""),
+        (r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
+    )
+)
+_DECIMAL = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+_RAISED, _LINED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-"
+_HIGH = re.compile(f"[{_RAISED}]+")
+_NO_NUMBERS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<=[0-9])(?:,|\{,\})(?=[0-9]{3}(?![0-9]))", ""),  # 1,234
+        (r"\^\s*\{?\s*\\circ\s*\}?", " "),
+        (r"_\s*(?:\{[^{}]*\}|[0-9A-Za-z])", " "),  # x_1
+        (r"(?<=[A-Za-z])\s*\^\s*(?:\{[^{}]*\}|\(?-?[0-9]+\)?)", " "),  # cm^2
+        (r"(?<=[0-9])\s*\([^()]*[A-Za-z]{3,}[^()]*\)\W*$", ""),  # 12 (to 2 decimal places)
+    )
+)
+_BRACED = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+_FACTOR = re.compile(
+    rf"\\[dtc]?frac\s*(?:{_BRACED}\s*{_BRACED}|([0-9])\s*([0-9]))"
+    rf"|(?:\\sqrt\s*(?:\[\s*([0-9]{{1,2}})\s*\])?\s*(?:{_BRACED}|([0-9]))|√\(?({_DECIMAL})\)?)"
+    r"|(\\pi(?![A-Za-z])|π)"
+    rf"|(?<![0-9A-Za-z.])({_DECIMAL})(?:\s*\^\s*\{{?\(?(-?[0-9]{{1,3}})\)?\}}?)?(?:\s*/\s*({_DECIMAL})(?!\s*/))?"
+)
+_TIMES = re.compile(r"\s*(?:\\times|\\cdot|×|·|\*)\s*")
+_MAX_VALUE = 1e300
+
 
 def final_answer(response: str) -> str:
     """Return the last box after the reasoning, else what follows the last closing phrase, else the last line."""
@@ -33,6 +71,8 @@ def final_answer(response: str) -> str:
     contents = [box.strip() for box in boxes(text) or [] if box.strip()]
     if contents:
         return contents[-1]
+    if tagged := [content.strip() for content in _ANSWER_TAG.findall(text) if content.strip()]:
+        text = tagged[-1]
     closing = list(_CLOSING.finditer(text[-_TAIL:]))
     line = closing[-1][1] if closing else text[-_TAIL:].rpartition("\n")[2]
     return line.strip().strip("*$").rstrip(".").strip()
@@ -44,12 +84,71 @@ def final_letters(response: str) -> tuple[str, ...]:
     The final answer begins with them. Else a letter is the last word ("would be B."), or the only one in brackets, or
     the response opens with it ("C) ... is correct.") and no other line begins with another option's letter.
     """
-    if match := _LETTERS.match(final_answer(response)):
+    if match := _LETTERS.match(_NAMING.sub("", without_markup(final_answer(response)))):
         return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
-    text = response.rpartition(END_THINK)[2].strip()
+    text = without_markup(response.rpartition(END_THINK)[2])
     if match := _LAST_WORD.search(text):
         return (match[1],)
     marked = set(_MARKED.findall(text))
     if len(marked) != 1 and _OPENING.match(text):
         marked = set(_OPTION_LINE.findall(text))
     return tuple(marked) if len(marked) == 1 else ()
+
+
+def without_markup(text: str) -> str:
+    r"""Return a text without tags, \text{} and other fonts, dollar signs and spacing commands: B for \text{B}."""
+    for _ in range(3):  # fonts may be nested
+        for pattern, replacement in _MARKUP:
+            text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def final_number(text: str) -> str:
+    r"""Return the last number of a final answer as a decimal, or "" if there is none.
+
+    A fraction, a root, a power and a multiple of \pi are computed: their parts are no answer. Exponents of units, the
+    indices of names and digits inside words are no numbers.
+    """
+    text = _HIGH.sub(lambda run: "^{" + run[0].translate(str.maketrans(_RAISED, _LINED)) + "}", without_markup(text))
+    for pattern, replacement in _NO_NUMBERS:
+        text = pattern.sub(replacement, text.replace("−", "-"))
+    value: float | None = None
+    shown, end, was_computed = "", 0, False
+    for match in _FACTOR.finditer(text):
+        factor, is_computed = _value(match), match[10] is None or match[11] is not None or match[12] is not None
+        gap, before = text[end : match.start()], text[: match.start()].rstrip(" ")
+        if factor is None:
+            value, shown = None, ""
+        elif value is not None and (_TIMES.fullmatch(gap) or (not gap.strip() and match[10] is None)):
+            is_mixed = (
+                not gap.strip() and shown.lstrip("-").isdigit() and match[1] is not None and "pi" not in match[0]
+            )
+            sign = -1 if shown.startswith("-") else 1
+            value = value + sign * factor if is_mixed else value * factor
+            shown = ""
+        elif value is not None and gap.strip() in ("+", "-") and (is_computed or was_computed):
+            value, shown = value + (-factor if gap.strip() == "-" else factor), ""
+        else:
+            is_negative = before.endswith("-") and re.search(r"[0-9A-Za-z)}]\s*-$", before) is None
+            value = -factor if is_negative else factor
+            shown = "" if is_computed else f"{'-' * is_negative}{match[10]}"
+        end, was_computed = match.end(), is_computed or not shown
+    if shown or value is None or not abs(value) < _MAX_VALUE:
+        return shown
+    return str(round(value)) if abs(value - round(value)) < 1e-9 else repr(round(value, 10))
+
+
+def _value(match: re.Match[str]) -> float | None:
+    """Return the value of a factor, or None if it has none."""
+    try:
+        if match[1] is not None or match[3] is not None:
+            above, below = (final_number(part) for part in (match[1] or match[3], match[2] or match[4]))
+            return float(above) / float(below)
+        if match[6] is not None or match[7] is not None or match[8] is not None:
+            return float(final_number(match[6] or match[7] or match[8])) ** (1 / int(match[5] or 2))
+        if match[9] is not None:
+            return math.pi
+        value = float(match[10]) ** int(match[11] or 1)
+        return value if match[12] is None else value / float(match[12])
+    except (ValueError, OverflowError, ZeroDivisionError, TypeError):
+        return None

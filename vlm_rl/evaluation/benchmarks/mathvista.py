@@ -28,7 +28,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     authors_gold,
     question_text,
 )
-from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters, final_number, without_markup
 from vlm_rl.evaluation.benchmarks.protocols import LUSPO, VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import (
     UnusableRowError,
@@ -176,12 +176,14 @@ def extraction_by_rules(problem: Problem, response: str) -> str:
         return quoted[1]
     if problem.choices:
         letters = final_letters(response)
-        return letters[0] if len(letters) == 1 else final_answer(response)
+        return letters[0] if len(letters) == 1 else without_markup(final_answer(response))
     answer = final_answer(response)
     if answer_type in ("integer", "float"):
-        numbers = re.findall(r"[-−]?\d+(?:\.\d+)?", answer.replace(",", ""))
-        return numbers[-1].replace("−", "-") if numbers else ""
-    return answer
+        number = final_number(answer)
+        # The script cuts 1.5 to 1, but 3/2 is no integer.
+        is_cut = answer_type == "integer" and "." in number and number not in answer
+        return answer if is_cut else number
+    return without_markup(answer)
 
 
 def normalised(problem: Problem, extraction: str) -> str | None:
