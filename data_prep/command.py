@@ -107,18 +107,21 @@ def run(arguments: argparse.Namespace) -> None:
         return
     from vlm_rl.data_prep.partial_set import held_out_beside
     from vlm_rl.data_prep.preparation import check_arguments, prepare
+    from vlm_rl.data_prep.shards import TileTokens
     from vlm_rl.grading.grader import Grader
 
     options = _options(arguments)
     source, path, revision, mapping = _inputs(arguments)
     counts_tokens = arguments.tokenizer is not None
     check_arguments(source, path, options, workers=arguments.workers, counts_tokens=counts_tokens)
-    count_tokens = counted_with = None
+    count_tokens = counted_with = tile_tokens = None
     if counts_tokens:
         builder = _open_builder(arguments.tokenizer, arguments.template, options)
         count_tokens = builder.count_unexpanded
         counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
         options = _on_grid_of(builder, options, chosen=arguments.patch_size)
+        if builder.patch_size is None:
+            tile_tokens = TileTokens(Path(builder.model_path), options.max_pixels)
     if mapping or arguments.dry_run:
         _print_examples(source, path, mapping, options.split)
     if arguments.dry_run:
@@ -132,6 +135,7 @@ def run(arguments: argparse.Namespace) -> None:
             options,
             gold_check=grader.verifies_itself,
             count_tokens=count_tokens,
+            tile_tokens=tile_tokens,
             counted_with=counted_with,
             revision=revision,
             mapping=mapping,
@@ -265,14 +269,9 @@ def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder
 def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:
     """Return the options with the patch size of the builder's model, where it takes images.
 
-    Raises UserError where a different one was chosen, or where the tokens of an image do not follow from its size.
+    Raises UserError where a different one was chosen.
     """
-    if builder.patch_size is None:
-        raise UserError(
-            f"--tokenizer {builder.model_path}: this model cuts images into tiles, whose tokens are not counted "
-            "here; prepare without it: training leaves out prompts above data.max_prompt_tokens, and counts them"
-        )
-    if not builder.is_vision:
+    if not builder.is_vision or builder.patch_size is None:  # a model with tiles takes images of any grid
         return options
     if chosen not in (None, builder.patch_size):
         raise UserError(

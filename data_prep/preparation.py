@@ -29,7 +29,7 @@ from vlm_rl.data_prep.readers.generic import GenericSet, read_mapped
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, RowError, UsableRow
 from vlm_rl.data_prep.report import write_report
-from vlm_rl.data_prep.shards import ScreenedRow, ShardRecord, ShardTask, make_shards
+from vlm_rl.data_prep.shards import ScreenedRow, ShardRecord, ShardTask, TileTokens, make_shards
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.terminal import make_console
@@ -65,6 +65,7 @@ def prepare(
     *,
     gold_check: GoldCheck | None = None,
     count_tokens: TokenCount | None = None,
+    tile_tokens: TileTokens | None = None,
     counted_with: Mapping[str, str] | None = None,
     revision: str = "",
     mapping: GenericSet | None = None,
@@ -79,6 +80,7 @@ def prepare(
         options: what to keep, and in what form.
         gold_check: training rows that fail it are dropped, benchmark rows kept and flagged (meta "gold_unverified").
         count_tokens: fills the column prompt_tokens.
+        tile_tokens: counts the tokens of images, where the model of `count_tokens` cuts them into tiles.
         counted_with: what `count_tokens` counts with, for the manifest.
         revision: the commit, if `path` came from the hub.
         mapping: for the source generic, the mapping of the data at `path`; None if `path` is its YAML file.
@@ -107,7 +109,7 @@ def prepare(
     rows = read_mapped(path, mapping, named=path) if mapping else SOURCES[source].read(path, options.split)
     reports = []
     with PartialSet(out, plan, holds_out=options.hold_out > 0) as partial:
-        stream = _ShardStream(options, partial, cached(gold_check) if gold_check else None, count_tokens)
+        stream = _ShardStream(options, partial, cached(gold_check) if gold_check else None, count_tokens, tile_tokens)
         stream.make(_with_progress(rows, f"preparing {source}", stream), workers=workers)
         stems = [partial.stem(number) for number in range(stream.num_shards)]
         for (build, place), side in zip(partial.outs.items(), options.sides(), strict=True):
@@ -149,6 +151,7 @@ class _ShardStream:
     partial: PartialSet
     gold_check: GoldCheck | None
     count_tokens: TokenCount | None
+    tile_tokens: TileTokens | None
     rows_in: int = 0
     num_shards: int = 0
     num_reused: int = 0
@@ -184,7 +187,8 @@ class _ShardStream:
                 self._count(record)
             else:
                 screened = tuple(self._screen(row) for row in batch)
-                yield ShardTask(stem, screened, self.options.grid, self.options.max_prompt_tokens, arrow_schema)
+                grid, most = self.options.grid, self.options.max_prompt_tokens
+                yield ShardTask(stem, screened, grid, most, arrow_schema, self.tile_tokens)
             if self.options.limit is not None and self.num_kept >= self.options.limit:
                 return
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,36 @@ class ScreenedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TileTokens:
+    """Counts the tokens of an image where the model cuts it into tiles; travels to worker processes."""
+
+    model: Path
+    max_pixels: int
+
+    def count(self, image: PreparedImage) -> int:
+        """Return the tokens of an image in its prompt."""
+        return _tile_tokens(self.model, self.max_pixels, (image.width, image.height))
+
+
+@lru_cache(maxsize=1)
+def _open_vision(model: Path, max_pixels: int) -> tuple[Any, Any]:
+    from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.templates import TEMPLATES
+
+    builder = PromptBuilder(model, template=TEMPLATES["think_answer"], max_pixels=max_pixels)
+    return builder.family, builder.processor
+
+
+@lru_cache(maxsize=10_000)
+def _tile_tokens(model: Path, max_pixels: int, size: tuple[int, int]) -> int:
+    from PIL import Image
+
+    family, processor = _open_vision(model, max_pixels)
+    image = Image.new("RGB", size)
+    return len(family.encode([image], processor=processor, min_pixels=1, max_pixels=max_pixels)[1][0])
+
+
+@dataclass(frozen=True, slots=True)
 class ShardTask:
     """The work of a single call of `make_shard`."""
 
@@ -45,6 +76,7 @@ class ShardTask:
     grid: Grid
     max_prompt_tokens: int | None
     schema: Any  # of Arrow
+    tile_tokens: TileTokens | None = None  # for models that cut images into tiles
 
 
 _KINDS = {"Kept": KeptRow, "Dropped": DroppedRow}  # as the JSON record names them
@@ -119,7 +151,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
     for group in groups:
         if len(sizes := {f"{image.width} x {image.height}" for image in group}) > 1:
             raise RowError("bad_video", f"the frames of a video differ in size: {' and '.join(sorted(sizes))} pixels")
-    tokens = _prompt_tokens(screened.text_tokens, groups, task.grid)
+    tokens = _prompt_tokens(screened.text_tokens, groups, task)
     if task.max_prompt_tokens is not None and tokens > task.max_prompt_tokens:
         if not problem.test_only:
             detail = f"the prompt has {tokens} tokens, images expanded; the limit is {task.max_prompt_tokens}"
@@ -142,11 +174,13 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
     return kept, to_row(problem, images, prompt_tokens=tokens)
 
 
-def _prompt_tokens(text_tokens: int, groups: Sequence[Sequence[PreparedImage]], grid: Grid) -> int:
+def _prompt_tokens(text_tokens: int, groups: Sequence[Sequence[PreparedImage]], task: ShardTask) -> int:
     """Return the tokens of a prompt with the pictures of each marker; -1 where they are not counted."""
     if text_tokens < 0:
         return -1
-    tokens = [group[0].width * group[0].height // grid.factor**2 - 1 for group in groups]
+    if task.tile_tokens is not None:  # no model with tiles takes videos here
+        return text_tokens + sum(task.tile_tokens.count(group[0]) - 1 for group in groups)
+    tokens = [group[0].width * group[0].height // task.grid.factor**2 - 1 for group in groups]
     return text_tokens + sum(-(-len(group) // 2) * more for group, more in zip(groups, tokens, strict=True))
 
 

@@ -265,11 +265,17 @@ def test_the_patch_size_is_that_of_the_tokenizers_model(tmp_path, family_model, 
 
 
 @pytest.mark.parametrize("model_type", ["internvl", "idefics3"])
-def test_tokens_of_tiles_are_not_counted(tmp_path, family_model, capsys, model_type) -> None:
-    source = many(tmp_path / "virl", 1)
-    arguments = ["prepare", "virl39k", "--source", str(source), "--tokenizer", str(family_model(model_type))]
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
-    assert "this model cuts images into tiles" in capsys.readouterr().err and not (tmp_path / "out").exists()
+def test_tokens_of_tiles_are_those_of_the_prompt(tmp_path, family_model, model_type) -> None:
+    """The counts are those of the prompts that the trainer builds, and the limit acts on them."""
+    model, source = family_model(model_type), many(tmp_path / "virl", 2)
+    arguments = ["prepare", "virl39k", "--source", str(source), "--tokenizer", str(model), "--workers", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "out"), "--max-pixels", "50176"]) == 0
+    builder = PromptBuilder(model, template=TEMPLATES["think_answer"], max_pixels=50_176)
+    counts = [len(builder.build(problem).ids) for problem in load_set(tmp_path / "out")]
+    assert [row["prompt_tokens"] for row in rows_of(tmp_path / "out")] == counts and counts
+    few = [*arguments, "--max-pixels", "50176", "--max-prompt-tokens", str(max(counts) - 1)]
+    main([*few, "--out", str(tmp_path / "few")])
+    assert not (tmp_path / "few").exists() or len(rows_of(tmp_path / "few")) < len(counts)
 
 
 def test_long_prompts_of_benchmarks_stay_and_are_counted(tmp_path) -> None:
