@@ -14,6 +14,7 @@ The path of a response:
       equations             x = 5, chains, curves, ratios
       inequalities          x > 2 as an interval
       containers            sets, tuples, intervals, lists, matrices
+      vectors               a vector as a tuple, a column, or with i, j and k
       values                single values, by the next three:
       quantities            percent signs, units, precision and tolerance; rational reads exact fractions
       questions             whether a percentage, a ratio, factors or an expansion is asked for

@@ -105,7 +105,7 @@ def same_label(golds: list[str], answers: list[str]) -> bool:
     """Return whether two labelled values may be compared: their labels agree, or are words that describe a number."""
     labels = golds[0], answers[0]
     names = {canonical(text) for text in labels}
-    if _ROOT.fullmatch(labels[0]):
+    if any(map(_ROOT.fullmatch, labels)):
         names = {_INDEX.sub("", name) for name in names}
     if len(names) == 1 or names == _GRAPH:
         return True

@@ -107,7 +107,19 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             " ",
         ),
         (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z])|enspace(?![A-Za-z]))|~", " "),
+        (
+            r"(?<!\\)\\(?:[,;:>/ ]|(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace|enskip|space|nobreakspace|hfill?"
+            r"|(?:no|allow)break|null|strut|relax)(?![A-Za-z]))|~",
+            " ",
+        ),
+        (r"\\[hm]?(?:skip|kern) ?-?[0-9.]+ ?(?:pt|em|ex|mm|cm|mu)", " "),
+        (r"(?<!\\)\\ *$", ""),  # of a control space at the end of the box, whose space is gone
+        (r"(?<=[0-9A-Za-z)}\]]) ?(?:或者?|或是) ?(?=[-0-9A-Za-z(\\√±])", " or "),
+        (r"(?<=[0-9A-Za-z)}\]]) ?(?:以及|并且|[和与及且]) ?(?=[-0-9A-Za-z(\\√±])", " and "),
+        (r"(?<=[0-9)}]),? (?:as well as|along with|together with) (?=[-0-9A-Za-z(\\])", " and "),
+        (r"^([^&\\]*[0-9]) ?& ?(?=-?[0-9][^&\\]*$)", r"\1 and "),
+        (r"\+ ?/ ?-|(?:^|(?<==)) ?\+ ?-(?=[0-9\\])|(?<![A-Za-z])plus(?: or |-)minus(?![A-Za-z])", r"\\pm "),
+        (r"^ ?(?i:both|either) (?=.*[0-9)}] (?:and|or) )", ""),
         (r"\\(?:SI|qty)\{([^{}]*)\}\{([^{}]*)\}", r"\1 \2"),
         (r"\\(?:(?:text)?color|colorbox|[hv]?phantom|[hv]space\*?|label|tag) ?\{[^{}]*\}", ""),
         (r"\\(?:begin|end) ?\{(?:align(?:ed|at)?|gathered|split|equation|math)\*?\}", " "),

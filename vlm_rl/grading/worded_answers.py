@@ -22,6 +22,15 @@ _OUTCOME_PATTERNS = {
 }
 _OUTCOMES = {name: re.compile(pattern) for name, pattern in _OUTCOME_PATTERNS.items()}
 _FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){2,20}(?:\^ ?\{ ?[0-9]?[-+] ?\})?")
+_ARROW = re.compile(
+    r" ?(?:-{1,3}>|={1,3}>|\\(?:x?(?:long)?rightarrow|Rightarrow|to|rightleftharpoons|longleftrightarrow)(?![A-Za-z])"
+    r"(?: ?\[[^]]*\])?(?: ?\{[^{}]*\})?|⇌|⟶|=) ?"
+)
+_PLUS = re.compile(r" \+ |(?<![\^{]) ?\+ ?(?=[0-9]* ?[(\[A-Z])")
+_SPECIES = re.compile(
+    r"(?:[0-9]+ ?|[0-9]+/[0-9]+ ?)?(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){1,20}"
+    r"(?:\^\{[0-9]?[-+]\})?(?: ?\((?:s|l|g|aq)\))?|e\^\{-\}"
+)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _FUNCTION_NAMES = frozenset(
     re.findall("[a-z]+", "sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos")
@@ -36,6 +45,9 @@ def compare_wording(gold: str, answer: str) -> Decision | None:
     formula = chemical_formula(gold)
     if formula is not None and formula == chemical_formula(answer):
         return Decision(True, "text")
+    reaction = chemical_reaction(gold)
+    if reaction is not None and (given := chemical_reaction(answer)) is not None:
+        return Decision(reaction == given, "text")
     outcomes = stated_outcome(gold), stated_outcome(answer)
     if any(outcomes):
         return Decision(outcomes[0] == outcomes[1], "outcome")
@@ -56,6 +68,22 @@ def chemical_formula(text: str) -> str | None:
     if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
         return None
     return "".join(character for character in text if character not in "_{} ")
+
+
+def chemical_reaction(text: str) -> tuple[list[str], ...] | None:
+    """Return the species of each side of `2H_2 + O_2 \\to 2H_2O`, with their coefficients; None for all else."""
+    sides = _ARROW.split(text) if len(text) <= 300 else []
+    if len(sides) != 2:
+        return None
+    species = [sorted(map(_species, _PLUS.split(side.strip()))) for side in sides]
+    is_chemistry = any(character.isdigit() or character == "^" for character in text)
+    return tuple(species) if is_chemistry and all(all(side) for side in species) else None
+
+
+def _species(text: str) -> str:
+    """Return one spelling of a coefficient, a formula, its charge and its state; "" for anything else."""
+    text = re.sub(r"\^ ?\{? ?([0-9]*) ?\}? ?([-+])(?: ?\})?", r"^{\1\2}", text.strip())
+    return re.sub(r"[_{} ]", "", text) if _SPECIES.fullmatch(text) else ""
 
 
 def is_prose(text: str) -> bool:

@@ -1,0 +1,141 @@
+"""One value in two notations: spacing commands, named roots, plus-minus, vectors, reactions, words that join."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.grading.grader import Grader, GradeTask, try_grade
+from vlm_rl.templates import TEMPLATES
+
+PLAIN = TEMPLATES["plain"]
+NUMBERS = st.integers(-99, 99)
+# (gold, answer, whether it is right)
+NOTATIONS = [
+    ('73', '73\\ ', True),
+    ('73', 'x=73\\ ', True),
+    ('\\frac12', '\\frac{1}{2}\\ ', True),
+    ('73', '73\\hspace{1cm}', True),
+    ('73', '73\\medspace', True),
+    ('73', '73\\hfill', True),
+    ('73', '73\\kern 3pt', True),
+    ('2, 3', '2,\\ 3\\ ', True),
+    ('73', '74\\ ', False),
+    ('73', '73\\/', True),
+    ('73', '\\ 73', True),
+    ('B', 'B\\ ', True),
+    ('x_1=2,x_2=3', 'x=2 \\text{ or } x=3', True),
+    ('x_{1}=-1,x_{2}=4', 'x=-1, x=4', True),
+    ('x_1=2,x_2=3', '2,3', True),
+    ('x_1=2,x_2=3', 'x=2 or x=4', False),
+    ('x_1=2,x_2=3', 'x=3 or x=2', True),
+    ('x_1=2,x_2=3', '2 or 3', True),
+    ('x_1=2,x_2=3', '\\{2,3\\}', True),
+    ('x_1=2,x_2=3', 'x=2', False),
+    ('t_1=0,t_2=5', 't=0 or t=5', True),
+    ('x_1=2,x_2=3', 'x=2或x=3', True),
+    ('x=2,y=3', 'x=3,y=2', False),
+    ('x_1=1,x_2=-1', 'x=\\pm1', True),
+    ('\\pm 3', '3, -3', True),
+    ('x=\\pm2', 'x=2 or x=-2', True),
+    ('x=\\pm2', '\\pm 2', True),
+    ('x=\\pm2', '-2, 2', True),
+    ('2, -2', '\\pm2', True),
+    ('x=2 or x=-2', 'x=\\pm 2', True),
+    ('1\\pm\\sqrt2', '1+\\sqrt2, 1-\\sqrt2', True),
+    ('x=1\\pm\\sqrt{2}', 'x_1=1+\\sqrt2, x_2=1-\\sqrt2', True),
+    ('\\pm 2', '2', False),
+    ('\\pm 2', '+2 and -2', True),
+    ('\\frac{1\\pm\\sqrt5}{2}', '\\frac{1+\\sqrt5}{2},\\frac{1-\\sqrt5}{2}', True),
+    ('x=\\pm2', 'x=2', False),
+    ('\\pm 2', '\\mp 2', True),
+    ('\\pm2', '±2', True),
+    ('\\pm2', '+/-2', True),
+    ('\\pm2', '+-2', True),
+    ('(3,-4)', '3\\mathbf{i}-4\\mathbf{j}', True),
+    ('(1,2,3)', '\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}', True),
+    ('\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}', '(1,2,3)', True),
+    ('\\langle1,2,3\\rangle', '\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}', True),
+    ('(3,-4)', '4\\mathbf{i}-3\\mathbf{j}', False),
+    ('(3,-4)', '3\\hat{i}-4\\hat{j}', True),
+    ('(3,-4,0)', '3\\vec i-4\\vec j', True),
+    ('(1,2,3)', 'i+2j+3k', True),
+    ('(1,2,3)', 'i+2j-3k', False),
+    ('3i-4j', '(3,-4)', True),
+    ('3\\mathbf{i}-4\\mathbf{j}', '\\begin{pmatrix}3\\\\-4\\end{pmatrix}', True),
+    ('(1,2,3)', '\\begin{pmatrix}1&2&3\\end{pmatrix}', True),
+    ('(1,2,3)', '\\begin{pmatrix}1\\\\2\\\\4\\end{pmatrix}', False),
+    ('(0,1,0)', '\\mathbf{j}', False),
+    ('(1,0,2)', '\\mathbf{i}+2\\mathbf{k}', True),
+    ('(\\frac12,-\\sqrt3)', '\\frac12\\mathbf{i}-\\sqrt3\\mathbf{j}', True),
+    ('3+4i', '(3,4)', False),
+    ('(1,2)', '\\begin{bmatrix}2\\\\1\\end{bmatrix}', False),
+    ('(2,-1)', '2\\hat{\\imath}-\\hat{\\jmath}', True),
+    ('2H2 + O2 -> 2H2O', '2H_2 + O_2 \\rightarrow 2H_2O', True),
+    ('2H_2+O_2\\rightarrow2H_2O', '2H_2 + O_2 \\to 2H_2O', True),
+    ('C6H12O6', '\\mathrm{C_6 H_{12} O_6}', True),
+    ('2H2 + O2 -> 2H2O', 'H2 + O2 -> H2O', False),
+    ('2H2 + O2 -> 2H2O', 'O2 + 2H2 -> 2H2O', True),
+    ('2H2 + O2 -> 2H2O', '2H_2+O_2=2H_2O', True),
+    ('2H2 + O2 -> 2H2O', '\\ce{2H2 + O2 -> 2H2O}', True),
+    ('2H2 + O2 -> 2H2O', '2H2O -> 2H2 + O2', False),
+    ('N2 + 3H2 \\rightleftharpoons 2NH3', 'N_2+3H_2\\rightleftharpoons 2NH_3', True),
+    ('2Na + Cl2 -> 2NaCl', '2Na + Cl_2 \\longrightarrow 2NaCl', True),
+    ('2Na + Cl2 -> 2NaCl', '2Na + Cl_2 \\longrightarrow 2KCl', False),
+    ('CaCO3 → CaO + CO2', '\\mathrm{CaCO_3 \\to CaO + CO_2}', True),
+    ('CaCO3 → CaO + CO2', 'CaCO_3 \\xrightarrow{\\Delta} CaO + CO_2', True),
+    ('Ag^+ + Cl^- -> AgCl', '\\text{Ag}^{+} + \\text{Cl}^{-} \\rightarrow \\text{AgCl}', True),
+    ('2H2 + O2 -> 2H2O', '4H2 + 2O2 -> 4H2O', False),
+    ('2H2 + O2 -> 2H2O', '2H₂ + O₂ → 2H₂O', True),
+    ('SO_4^{2-}', 'SO4^{2-}', True),
+    ('2, 3', '2和3', True),
+    ('x=2 or x=3', 'x=2或x=3', True),
+    ('2, 3', '2与3', True),
+    ('2, 3', '2以及3', True),
+    ('2, 3', '2 as well as 3', True),
+    ('2, 3', 'both 2 and 3', True),
+    ('x=2 or x=3', 'either x=2 or x=3', True),
+    ('2, 3', '2和4', False),
+    ('2', '2或3', False),
+    ('2, 3', '2 & 3', True),
+    ('2, 3', '2、3', True),
+    ('2, 3', '2及3', True),
+    ('x=2,y=3', 'x=2且y=3', True),
+    ('3', '2和3', False),
+    ('x>3 or x<1', 'x>3或x<1', True),
+    ("\\pm2", "plus or minus 2", True),
+]  # fmt: skip
+
+
+def test_one_value_in_two_notations() -> None:
+    tasks = [GradeTask(rf"\boxed{{{answer}}}", gold, infer_answer_type(gold), PLAIN) for gold, answer, _ in NOTATIONS]
+    with Grader(workers=1) as grader:
+        seen = [grade.correct for grade in grader.grade_many(tasks)]
+    assert [case for case, correct in zip(NOTATIONS, seen, strict=True) if correct != case[2]] == []
+
+
+@given(NUMBERS, NUMBERS, NUMBERS)
+def test_a_vector_in_three_notations(first: int, second: int, third: int) -> None:
+    spelled = (
+        f"({first},{second},{third})",
+        rf"\begin{{pmatrix}}{first}\\{second}\\{third}\end{{pmatrix}}",
+        rf"{first}\mathbf{{i}}+({second})\mathbf{{j}}+({third})\mathbf{{k}}",
+    )
+    other = f"({first},{second},{third + 1})"
+    for gold in spelled:
+        for answer in spelled:
+            if gold != answer:
+                grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN), {}, {})
+                assert grade is not None and grade.correct, (gold, answer, grade)
+        if gold != spelled[0]:
+            grade = try_grade(GradeTask(rf"\boxed{{{other}}}", gold, "expression", PLAIN), {}, {})
+            assert grade is not None and grade.verdict == "wrong", (gold, other, grade)
+
+
+@pytest.mark.parametrize("space", ["\\ ", "\\,", "\\;", "\\quad", "\\hspace{1em}", "\\medspace", "\\hfill", "\\/"])
+def test_spacing_leaves_nothing_behind(space: str) -> None:
+    for answer, correct in ((f"73{space}", True), (f"{space}73", True), (f"74{space}", False)):
+        grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", "73", "integer", PLAIN), {}, {})
+        assert grade is not None and grade.correct == correct, (answer, grade)

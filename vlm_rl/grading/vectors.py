@@ -1,0 +1,50 @@
+"""Read a vector as its components: (1,2,3), a column or a row of a matrix, 3i-4j with the unit vectors i, j and k."""
+
+from __future__ import annotations
+
+import re
+
+from vlm_rl.grading.closed_form import parse_closed_form
+from vlm_rl.grading.containers import matrix_rows
+from vlm_rl.grading.latex import outer_brackets, split_top_level
+
+_COMMA = frozenset(",")
+_UNIT_VECTOR = re.compile(r"\\(?:hat|vec|bar|overline) ?\{ ?\\?([ijk])(?:math)? ?\}|\\([ij])math(?![A-Za-z])")
+_COMBINATION = re.compile(r"[-+0-9./(){} ijk]|\\(?:frac|sqrt|cdot|times|pi)(?![A-Za-z])")
+
+
+def vector_components(text: str) -> tuple[str, list[str]] | None:
+    """Return (notation, components) of a `clean` text: tuple, matrix or units; None for anything else."""
+    if (rows := matrix_rows(text)) is not None:
+        cells = [cell for row in rows for cell in row]
+        return ("matrix", cells) if len(cells) > 1 and (len(rows) == 1 or len(cells) == len(rows)) else None
+    outer = outer_brackets(text)
+    if outer is not None and outer[::2] == ("(", ")"):
+        items = split_top_level(outer[1], _COMMA)
+        return ("tuple", items) if len(items) > 1 else None
+    components = _of_units(_UNIT_VECTOR.sub(lambda match: f" {match[1] or match[2]} ", text))
+    return None if components is None else ("units", components)
+
+
+def same_dimension(golds: list[str], answers: list[str], notations: set[str]) -> tuple[list[str], list[str]]:
+    """Return both without the third component 0 that unit vectors leave out: 3i-4j in a plane."""
+    if "units" in notations and {len(golds), len(answers)} == {2, 3}:
+        golds, answers = (side[:2] if len(side) == 3 and side[2] == "0" else side for side in (golds, answers))
+    return golds, answers
+
+
+def _of_units(text: str) -> list[str] | None:
+    """Return the coefficients of i, j and k, of which two or more occur; None for another expression."""
+    if not re.search("[jk]", text) or _COMBINATION.sub("", text):
+        return None
+    coefficients = []
+    for unit in "ijk":
+        others = [letter for letter in "ijk" if letter != unit]
+        reduced = text
+        for letter in others:
+            reduced = re.sub(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])", "(0)", reduced)
+        reduced = re.sub(rf"(?<![A-Za-z\\]){unit}(?![A-Za-z])", "(1)", reduced)
+        coefficients.append(reduced if unit in re.findall(r"(?<![A-Za-z\\])[ijk](?![A-Za-z])", text) else "0")
+    form = parse_closed_form(re.sub(r"(?<![A-Za-z\\])[ijk](?![A-Za-z])", "(0)", text))
+    is_homogeneous = form is not None and not form.numerator
+    return coefficients if is_homogeneous and coefficients.count("0") < 2 else None
