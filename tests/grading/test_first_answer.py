@@ -142,3 +142,26 @@ def test_errors_are_those_of_grade() -> None:
         vlm_rl.first_answer("3", [])
     with pytest.raises(UserError, match="answer_type is 'number'"):
         vlm_rl.first_answer("3", "3", answer_type="number")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "gold", "question", "start"),
+    [
+        ("We have 2x+1=7. So 2x=6, x=3.", "7", "Solve 2x+1=7.", None),
+        ("Given x + y = 5. Then we add. The total is 5.", "5", "If x+y=5, what is the sum?", "The total"),
+        ("We know a=5. Then 3+2=5.", "5", "Let a=5 and b=3. Find 3+2.", "Then"),
+        ("So 2x = 6, x = 3.", "3", "Solve 2x=6.", "So"),
+        ("x=15. No.", "15", "Solve 2x=150.", "x=15"),
+        ("所以一共有十二个。再检查一遍。", "12", "", "所以"),
+        ("先看图。答案是12。再检查。", "12", "", "答案"),
+        ("先看图。等于五。好。", "5", "", "等于"),
+        ("Look. There are twelve apples. Let me check.", "12", "", "There"),
+        ("Look. So the answer is twenty-one. Hmm.", "21", "", "So"),
+    ],
+)
+def test_the_questions_equation_is_no_answer_and_words_are_numbers(
+    reasoning: str, gold: str, question: str, start: str | None
+) -> None:
+    response = f"<think>{reasoning}</think>"
+    found = vlm_rl.first_answer(response, gold, question=question)
+    assert (found and response[found.start : found.end].startswith(start or "?")) is (True if start else None)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from vlm_rl.grading.grader import Grader, GradeTask, try_grade
+from vlm_rl.grading.number_words import parse_words
+from vlm_rl.grading.quantities import split_quantity
 from vlm_rl.templates import END_THINK, TEMPLATES, THINK, boxes
 
 MAX_GRADED = 200  # different values of one response that are compared with the gold
@@ -33,8 +35,12 @@ _REOPENS = re.compile(
     r"\b(?:(?:but |oh |hmm,? )?wait|hmm|alternatively|(?:let me |let's |let us |to |double-)?check)\b", re.IGNORECASE
 )
 _VERB = re.compile(
-    r"\b(?:is|are|was|be|equals?|gets?|gives?|have|has|makes?|leaves?|answer|option|choice|total)\b", re.IGNORECASE
+    r"\b(?:is|are|was|be|equals?|gets?|gives?|have|has|makes?|leaves?|answer|option|choice|total)\b"
+    r"|等于|答案|结果|[是为得选共即有]",
+    re.IGNORECASE,
 )
+_SIGNS = re.compile(r"\s*([-=+*/^])\s*")
+_EQUATION = re.compile(r"([^=\n,;:。，；：]{1,80})=([^=\n,;:。，；：]{1,80})$")
 _FORMULA = re.compile(r"(?:\$|\\\(|\\\[)([^$]{1,80}?)(?:\$|\\\)|\\\])$")
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 _PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
@@ -111,7 +117,27 @@ def stated_values(statement: str, gold: str = "") -> list[str]:
 
 def _is_worth_it(value: str, gold: str) -> bool:
     is_letter = len(value) == 1 and value.isalpha()
-    return bool(re.search(r"[\d\\]", value)) or is_letter or (bool(value) and value.casefold() == gold.casefold())
+    is_own_text = bool(value) and value.casefold() == gold.casefold()
+    return bool(re.search(r"[\d\\]", value)) or is_letter or is_own_text or _is_number_in_words(value)
+
+
+def _is_number_in_words(value: str) -> bool:
+    """Return whether a value is `twelve`, `twelve apples`, 十二 or 十二个."""
+    return parse_words(value) is not None or parse_words(split_quantity(value).body) is not None
+
+
+def repeats_equation(statement: str, question: str) -> bool:
+    """Return whether a statement ends with an equation of the question: it restates what is given."""
+    match = _EQUATION.search(statement.rstrip(_CLOSING + "$)"))
+    if match is None or "=" not in question:
+        return False
+    left, right, asked = (_SIGNS.sub(r"\1", text.replace("$", " ")).strip() for text in (*match.groups(), question))
+    for place in re.finditer(re.escape(f"={right}"), asked):
+        known = re.search(r"[^\s=,;:]+$", asked[: place.start()])
+        is_whole = re.match(r"\.?[0-9A-Za-z+*/^-]", asked[place.end() :]) is None
+        if is_whole and known and left.endswith(known[0]):
+            return True
+    return False
 
 
 def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple[FirstAnswer | None, int]:
@@ -130,7 +156,10 @@ def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple
     undecided = compared = 0
     is_settled = task.answer_type != "choice" and not task.meta
     for start, end in statements(task.response[begin:stop]):
-        for value in stated_values(task.response[begin + start : begin + end], golds[0]):
+        statement = task.response[begin + start : begin + end]
+        if task.question and repeats_equation(statement[-_TAIL:], task.question):
+            continue
+        for value in stated_values(statement, golds[0]):
             if value in judged:
                 continue
             if len(judged) >= MAX_GRADED:
