@@ -50,6 +50,8 @@ def test_a_mistake_is_answered_before_a_heavy_import(tmp_path: Path) -> None:
             [*train, "algorithm.name=ppo"],
             ["algorithm.name is 'ppo'", "no model folder", f"{tmp_path}/b is not a prep"],
         ),
+        ([*train, "rollout.responses_per_prompt=1"], ["every advantage would be 0", "no model folder"]),
+        ([*train, "--dry-run", "rollout.responses_per_prompt=1"], ["every advantage would be 0"]),
         ([*train, f"out={tmp_path}/file/run"], ["cannot write the run directory", "no model folder"]),
         ([*train, "--resume"], [f"no run directory at {tmp_path}/run"]),
         ([*train, "--dry-run"], [f"no model folder at {tmp_path}/model, and its name is none of"]),

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from tests.helpers import sources
-from vlm_rl.config import parse_config
-from vlm_rl.errors import UserError
 from vlm_rl.rollouts.no_signal import FIRST, NoSignal
 from vlm_rl.types import Group, Reward
 
@@ -51,9 +49,3 @@ def test_steps_that_teach_nothing_are_said_with_a_reason(rewards: list[list[Rewa
 
 def test_a_step_that_teaches_begins_the_count_anew() -> None:
     assert [step for step, _ in lines_of([[WRONG] * 4], steps=12, learns_at=4)] == [4 + FIRST]
-
-
-def test_one_response_a_prompt_is_refused() -> None:
-    tree = {"model": {"path": "m"}, "data": {"train": ["d"]}, "out": "o", "rollout": {"responses_per_prompt": 1}}
-    with pytest.raises(UserError, match=r"responses_per_prompt is 1: .* set 2 or more"):
-        parse_config(tree)

@@ -167,11 +167,6 @@ class RolloutConfig(ConfigSection):
                 f"carry_over is {self.carry_over}, and sampler is server, which answers whole groups alone: leave "
                 "carry_over out, or use an engine in this process"
             )
-        if self.responses_per_prompt == 1:
-            yield (
-                "responses_per_prompt is 1: a response is compared with the others to its prompt, so every advantage "
-                "would be 0 and nothing learned; set 2 or more"
-            )
         if self.ahead and self.sampler != "server":
             yield (
                 f"ahead is {self.ahead}, and sampler is {self.sampler}, which draws in the learner's process: set "

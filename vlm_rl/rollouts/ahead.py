@@ -38,6 +38,7 @@ class Ahead:
         self.batches: tuple[BatchAhead, ...] = ()  # of later steps, the next one first
         self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         self._sampling, self._sampler = sampling, sampler
+        self._most = sampling.config.rollout.oldest_age
         self._prompts: dict[int, PromptCache] = {}  # by step: of the current one, and of those that are begun
 
     @property
@@ -55,8 +56,8 @@ class Ahead:
             return graded
         groups, self.batches = self.batches[0].groups, self.batches[1:]
         graded, _ = self._sampling.grade(groups, prompts, self._take, step=step, phase=phase)
-        most = self._sampling.config.rollout.oldest_age
-        too_old = (place for place, group in enumerate(graded.groups) if oldest(group.rollouts, self.versions) > most)
+        ages = [oldest(group.rollouts, self.versions) for group in graded.groups]
+        too_old = (place for place, age in enumerate(ages) if age > self._most)
         return replace(graded, too_old=frozenset(too_old))
 
     def _sample(self, request: SampleRequest, on_group: OnGroup) -> list[list[Rollout]]:

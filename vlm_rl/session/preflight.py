@@ -57,7 +57,8 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
 def preflight_plan(config: Config) -> Config:
     """Do what `preflight` does, for a plan: neither weights nor data have to be there, and no weights are fetched."""
     config = with_planned_model(config)
-    _raise_all([partial(resolve_algorithm, config.algorithm), partial(read_model_config, config.model.path)])
+    algorithm = partial(resolve_algorithm, config.algorithm)
+    _raise_all([algorithm, partial(_check_groups, config), partial(read_model_config, config.model.path)])
     return config
 
 
@@ -139,10 +140,21 @@ def _checks(
     for name in sets:
         yield partial(check_is_set, name)
     yield partial(check_trackers, config.log.trackers)
+    if isinstance(config, Config):
+        yield partial(_check_groups, config)
     if isinstance(config, Config) and config.rollout.sampler == "vllm":
         yield check_vllm_is_there
         yield partial(_check_ranks_form_engines, config.rollout.tensor_parallel)
     yield unchanged or run.check_new
+
+
+def _check_groups(config: Config) -> None:
+    """Raise UserError where no step could teach anything."""
+    if config.rollout.responses_per_prompt == 1:
+        raise UserError(
+            "rollout.responses_per_prompt is 1: a response is compared with the others to its prompt, so every "
+            "advantage would be 0 and nothing learned; set 2 or more"
+        )
 
 
 def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel") -> None:
