@@ -458,7 +458,7 @@ def test_every_key_is_read(toys: Toys) -> None:
             },
             "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
         },
-        "server": {"rollout": server_nobody_runs(toys)},
+        "server": {"rollout": server_nobody_runs(toys) | {"ahead": 1}},
     }
     read: set[str] = set()
     for name, changes in runs.items():
