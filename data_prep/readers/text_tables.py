@@ -32,16 +32,15 @@ _FAULTS = (OSError, EOFError, zlib.error, UnicodeError, LookupError)
 
 def _open(table: Path, encoding: str) -> TextIO:
     """Open a table as text; bytes that its encoding lacks become halves of surrogate pairs, which drop their row."""
-    file = table.open("rb")
-    try:
+    with table.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+    stream: Any = (gzip.open if packed else open)(table, "rb")
+    try:
         name = encoding or _encoding(stream)
         stream.seek(0)
         return io.TextIOWrapper(stream, name, errors="surrogateescape", newline="")
     except BaseException:
-        file.close()
+        stream.close()
         raise
 
 

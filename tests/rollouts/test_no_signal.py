@@ -14,7 +14,8 @@ from vlm_rl.types import Group, Reward
 
 RIGHT, WRONG = Reward({"accuracy": 1.0}, sources.RIGHT), Reward({"accuracy": 0.0}, sources.WRONG)
 DROPPED = replace(WRONG, dropped=True)
-UNDECIDED = replace(WRONG, undecided={"mine": "it raised KeyError: 'x'"})
+UNDECIDED = replace(WRONG, undecided={"mine": "it raised KeyError: 'x'", "judge": ""})
+TWICE_UNDECIDED = replace(WRONG, undecided={"mine": "it hangs", "judge": "it is not there"})
 
 
 def lines_of(rewards: list[list[Reward]], steps: int, *, learns_at: int = 0) -> list[tuple[int, str]]:
@@ -37,6 +38,7 @@ def lines_of(rewards: list[list[Reward]], steps: int, *, learns_at: int = 0) -> 
         ([[DROPPED] * 4] * 2, "all were dropped; see the reasons above"),
         ([[UNDECIDED] * 4] * 2, r"no reward of the last step was decided \(it raised KeyError: 'x'\)"),
         ([[UNDECIDED, WRONG]] * 2, "no response of the last step was right"),
+        ([[TWICE_UNDECIDED, WRONG]] * 2, "no response of the last step was right"),
     ],
 )
 def test_steps_that_teach_nothing_are_said_with_a_reason(rewards: list[list[Reward]], reason: str) -> None:

@@ -40,9 +40,9 @@ def _reason(rewards: Sequence[Reward]) -> str:
     judged = [reward for reward in rewards if not reward.dropped]
     if not judged:
         return "no response of the last step was judged, so that all were dropped; see the reasons above"
-    undecided = [why for reward in judged for why in reward.undecided.values() if why]
-    if len(undecided) >= len(judged):
-        return f"no reward of the last step was decided ({undecided[0]}); fix the function or the judge"
+    reasons = ["; ".join(filter(None, reward.undecided.values())) for reward in judged]
+    if all(reasons):
+        return f"no reward of the last step was decided ({reasons[0]}); fix the function or the judge"
     if all(reward.grade.correct for reward in judged):
         return "all responses of the last step were right; take harder problems"
     if not any(reward.grade.correct for reward in judged):
