@@ -66,9 +66,9 @@ def images_of(row: dict) -> list[int]:
         ("a.jsonl", json.dumps(ROWS)),
         ("a.ndjson", LINES),
         ("A.JSONL", LINES),
-        ("a.jsonl.gz", gzip.compress(LINES.encode())),
-        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode())),
-        ("a.csv.gz", gzip.compress(CSV.encode("utf-8-sig"))),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
+        ("a.csv.gz", gzip.compress(CSV.encode("utf-8-sig"), mtime=0)),
     ],
 )
 def test_the_content_decides_how_a_table_is_read(name: str, data: str | bytes, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_bad_byte_costs_its_row(kind: str, tmp_path: Path) -> None:
     [
         ("a.json", json.dumps({"train": ROWS, "test": ROWS}), "several lists of rows: train, test"),
         ("a.json", json.dumps(ROWS)[:-9], "is not JSON.*a list of rows, or an object on each line"),
-        ("a.jsonl.gz", gzip.compress(LINES.encode())[:40], "damaged"),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:40], "damaged"),
         ("a.xlsx", b"PK", "is a spreadsheet.*read_excel"),
         ("a.csv", "größe,answer\n1,2\n".encode("cp1252"), "header is not UTF-8; name its encoding"),
     ],
