@@ -35,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ from pydantic import Field
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
-from vlm_rl.data_prep.gold_boxes import read_raw_box
+from vlm_rl.data_prep.gold_boxes import read_raw_boxes
 from vlm_rl.data_prep.readers.cells import answer_of, cell, has_system_text, images_of, question_of, video_of
 from vlm_rl.data_prep.readers.hub import locate
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore
@@ -54,7 +55,7 @@ from vlm_rl.data_prep.readers.program_tests import tests_in
 from vlm_rl.data_prep.readers.row_golds import gold_of, golds_in
 from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
-from vlm_rl.data_prep.readers.written_values import is_missing
+from vlm_rl.data_prep.readers.written_values import is_missing, is_written, parse_written
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -203,6 +204,14 @@ def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) ->
     yield from rows
 
 
+def _unwritten(value: Any) -> Any:
+    """Return the list or object that a text prints, and any other value as it is."""
+    if isinstance(value, str) and is_written(value):
+        with suppress(ValueError):
+            return parse_written(value)
+    return value
+
+
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
     question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
@@ -212,15 +221,16 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.hint and not is_missing(hint := cell(row, columns.hint)):
         question = f"Hint: {hint}\n{question}"
     if columns.box:
-        raw_box = read_raw_box(cell(row, columns.box), mapping.box_format)
-        meta |= {"raw_box": raw_box, "box_unit": mapping.box_unit}
+        raw_boxes = read_raw_boxes(_unwritten(cell(row, columns.box)), mapping.box_format)
+        meta |= {"raw_boxes": raw_boxes, "box_unit": mapping.box_unit}
     if columns.response:
         meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)
     if columns.tests:
         tests = tests_in(cell(row, columns.tests))
         answer, meta["tests"] = tests.gold, tests.packed()
     else:
-        answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
+        boxes = meta["raw_boxes"] if not columns.answer else []
+        answer = answer_of(row, columns.answer) if columns.answer else json.dumps(boxes if boxes[1:] else boxes[0])
     golds, choices = _golds_and_choices(row, mapping, answer, question)
     gold = golds[0]
     if golds[1:]:

@@ -62,7 +62,7 @@ class LiveContext:
             return None
         question = str(record["question"] or "").replace(IMAGE_MARKER, "").strip()
         image = images[0] if images else None
-        problem = problem_to_grade(record, state.url.benchmark, base.sets)
+        problem = problem_to_grade(record, base.results[0], base.sets)
         return LiveExample(state.problem_id, question, image, problem)
 
 

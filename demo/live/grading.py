@@ -18,18 +18,24 @@ from vlm_rl.data.golds import infer_answer_type
 from vlm_rl.data.sets import problem_of_row
 from vlm_rl.demo.numbers.problem_images import set_of
 from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.run.directory import EvalResult
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Grade, Problem
 
 
-def problem_to_grade(record: Mapping[str, Any], benchmark: str, sets: Sequence[str]) -> Problem | None:
-    """Return the problem of an evaluation's record without its images; None where no gold is known.
+def problem_to_grade(record: Mapping[str, Any], result: EvalResult, sets: Sequence[str]) -> Problem | None:
+    """Return the problem of an evaluation's record without its images; None where the grader could not judge it.
+
+    That is where no gold is known, and where a part of the reward decided in the grader's place.
 
     Args:
         record: a row of the evaluation's records.
-        benchmark: the name of the evaluation.
+        result: the evaluation.
         sets: the folders that its run evaluates on.
     """
+    if result.summary.get("accuracy_part"):
+        return None
+    benchmark = result.benchmark
     name, gold = str(record["problem_id"]), str(record["gold"] or "")
     if (path := set_of(benchmark, sets)) is not None and (problem := _from_set(path, name)) is not None:
         return problem

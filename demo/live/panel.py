@@ -111,7 +111,7 @@ def _first_examples(result: EvalResult, sets: Sequence[str]) -> list[LiveExample
                 decode_image(row["image"][0], where=row["problem_id"])
                 title = f"{result.benchmark} · {row['problem_id']}"
                 question = str(row["question"] or "").replace(IMAGE_MARKER, "").strip()
-                problem = problem_to_grade(row, result.benchmark, sets)
+                problem = problem_to_grade(row, result, sets)
                 examples.setdefault(title, LiveExample(title, question, row["image"][0], problem))
         if len(examples) == _NUM_EXAMPLES:
             break

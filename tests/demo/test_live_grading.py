@@ -11,6 +11,7 @@ from vlm_rl.demo.live.context import LiveExample
 from vlm_rl.demo.live.grading import grade_reply, problem_to_grade
 from vlm_rl.demo.live.html import columns_html
 from vlm_rl.demo.live.replies import AskSettings, Reply
+from vlm_rl.run.directory import EvalResult
 from vlm_rl.types import Problem
 
 SETTINGS = AskSettings()
@@ -21,6 +22,10 @@ def record(**changes: Any) -> dict[str, Any]:
     return {"problem_id": "p1", "question": "Which?", "gold": "B"} | changes
 
 
+def evaluation(**summary: Any) -> EvalResult:
+    return EvalResult("toy-test", 0, Path("none.parquet"), summary)
+
+
 def think(answer: str) -> str:
     return f"<think>look</think><answer>\\boxed{{{answer}}}</answer>"
 
@@ -29,7 +34,7 @@ def think(answer: str) -> str:
 def test_the_prepared_set_knows_the_options(tmp_path: Path, has_set: bool, verdict: str) -> None:
     """The record holds the letter alone: that "4 apples" is option B, only the set can say."""
     folder = write_problems([STORED], tmp_path / "toy-test")
-    problem = problem_to_grade(record(), "toy-test", [str(folder)] if has_set else [])
+    problem = problem_to_grade(record(), evaluation(), [str(folder)] if has_set else [])
     assert problem is not None
     assert grade_reply(problem, think("4 apples"), "think_answer").verdict == verdict
     assert grade_reply(problem, think("B"), "think_answer").verdict == "correct"
@@ -37,8 +42,13 @@ def test_the_prepared_set_knows_the_options(tmp_path: Path, has_set: bool, verdi
 
 
 def test_without_a_gold_nothing_is_graded() -> None:
-    assert problem_to_grade(record(gold=None), "toy-test", []) is None
+    assert problem_to_grade(record(gold=None), evaluation(), []) is None
     assert not LiveExample("p1", "Which?", None, None).is_asked("Which?", None)
+
+
+def test_what_a_part_of_the_reward_decided_the_grader_does_not() -> None:
+    assert problem_to_grade(record(), evaluation(accuracy_part={"name": "iou"}), []) is None
+    assert problem_to_grade(record(), evaluation(accuracy_part=None), []) is not None
 
 
 @pytest.mark.parametrize(

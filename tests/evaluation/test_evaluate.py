@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from PIL import Image
 
 from tests.helpers.benchmark_rows import REAL_FILES
 from vlm_rl.cli import main
-from vlm_rl.config import parse_config, save_config
+from vlm_rl.config import RewardConfig, parse_config, save_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import UsableRow
@@ -39,6 +40,8 @@ from vlm_rl.evaluation.results_folder import refuse_another_model
 from vlm_rl.evaluation.resume import answer_settings, changed_settings, data_digest
 from vlm_rl.evaluation.scores import score_line, summarise
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
+from vlm_rl.rewards.accuracy import AccuracyPart
+from vlm_rl.rewards.reward import open_accuracy
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
@@ -243,7 +246,7 @@ def counting(seen: list[int]) -> Callable[..., None]:
 def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS, **options):
     params = SamplingParams(temperature=float(samples > 1), max_tokens=6, responses=samples)
     how = {key: options.pop(key) for key in ("images", "prompt") if key in options}
-    judging = {key: options.pop(key) for key in ("mode", "judge_model") if key in options}
+    judging = {key: options.pop(key) for key in ("mode", "judge_model", "accuracy") if key in options}
     asking = Asking(builder, sampler, params, seed=0, step=60, **how)
     return evaluate(problems, asking, Judging(grader, **judging), **options)
 
@@ -384,9 +387,9 @@ class Parrot:
         ]
 
 
-def test_another_precision_of_the_weights_is_another_setting(sampler, builder) -> None:
+def test_another_precision_of_the_weights_is_another_setting(sampler, builder, grader: Grader) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, responses=1)
-    settings = answer_settings(PROBLEMS, Asking(builder, sampler, params, seed=0, step=0))
+    settings = answer_settings(PROBLEMS, Asking(builder, sampler, params, seed=0, step=0), Judging(grader))
     assert settings["dtype"] == "float32" and changed_settings(settings, settings) == []
     assert changed_settings({**settings, "dtype": "bfloat16"}, settings) == ["dtype"]
 
@@ -433,6 +436,69 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
     with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
+
+
+def boxed(index: int, *images: bytes) -> Problem:
+    return Problem(f"b{index}", "<image>Where?", images, "[0, 0, 28, 28]", "list", meta={"box": [0.0, 0.0, 0.5, 0.5]})
+
+
+def open_part(**reward: Any) -> AccuracyPart:
+    template, cache = TEMPLATES["think_answer"], Path("unused")
+    part = open_accuracy(RewardConfig(**reward), template=template, model_type="qwen2_5_vl", judge_cache=cache)
+    assert part is not None
+    return part
+
+
+def test_boxes_are_judged_by_the_part_that_judged_them_in_training(builder, grader: Grader) -> None:
+    """Images of 56 x 56 pixels: the gold is (0, 0) to (28, 28). The problem of a number stays the grader's."""
+    problems = [boxed(0, png(0)), boxed(1, png(1)), boxed(2, png(2)), problem(3, png(3))]
+    said = {
+        "b0": TEMPLATES["think_answer"].wrap("a", "[0, 0, 28, 27.5]"),
+        "b1": TEMPLATES["think_answer"].wrap("a", "[14, 0, 42, 28]"),  # a third
+        "b2": TEMPLATES["think_answer"].wrap("a", "somewhere"),
+        "p3": TEMPLATES["think_answer"].wrap("a", "4"),
+    }
+    part = open_part(iou={"role": "accuracy"})
+    how = {"samples": 1, "problems": problems}
+    found = run_evaluation(Parrot(said), builder, grader, accuracy=part, **how)
+    assert [r.verdict for r in found.records] == ["correct", "wrong", "wrong", "correct"]
+    assert [r.path for r in found.records[:3]] == ["iou"] * 3 and found.records[3].path != "iou"
+    assert "iou is 0.982; right from 0.5 on" in found.records[0].reason
+    assert found.summary["accuracy"] == 0.5 and found.summary["rule"] == "reward.iou"
+    with pytest.raises(UserError, match=r"answers of 3 problems, such as 'b0', are boxes.*reward\.iou\.role"):
+        run_evaluation(Parrot(said), builder, grader, **how)
+
+
+def test_a_known_benchmark_keeps_its_own_rule(builder, grader: Grader) -> None:
+    """Where every response is right by the part, the numbers of DynaMath stay those that others publish."""
+    own = {"path": "tests.helpers.own_reward.short_words", "role": "accuracy"}
+    problems = [dynamath_problem(1, 1, "float", "2.0"), dynamath_problem(2, 2, "float", "3.0")]
+    parrot = Parrot({p.id: TEMPLATES["think_answer"].wrap("a", "2") for p in problems})
+    part = open_part(functions={"short": own}, allow_function=True)
+    with closing(part):
+        found = run_evaluation(parrot, builder, grader, accuracy=part, samples=1, problems=problems)
+    assert [r.verdict for r in found.records] == ["correct", "wrong"] and found.summary["rule"] == "strict"
+
+
+def test_what_the_part_is_belongs_to_the_settings_and_how_it_is_reached_does_not(
+    sampler, builder, grader: Grader, tmp_path: Path
+) -> None:
+    asking = Asking(builder, sampler, SamplingParams(temperature=0.0, max_tokens=6, responses=1), seed=0, step=0)
+    (tmp_path / "prompt.txt").write_text("{response}")
+
+    def settings_with(**reward: Any) -> dict[str, Any]:
+        with closing(open_part(**reward)) as part:
+            return answer_settings(PROBLEMS, asking, Judging(grader, accuracy=part))
+
+    judge = {"url": "http://a/v1", "model": "m", "prompt": str(tmp_path / "prompt.txt"), "role": "accuracy"}
+    first = settings_with(judge=judge)
+    assert changed_settings(first, settings_with(judge=judge | {"url": "http://b/v1", "timeout": 3.0})) == []
+    assert changed_settings(first, settings_with(judge=judge | {"model": "n"})) == ["accuracy_part"]
+    assert changed_settings(first, settings_with(iou={"role": "accuracy"})) == ["accuracy_part"]
+    plain = answer_settings(PROBLEMS, asking, Judging(grader))
+    assert (
+        changed_settings({key: plain[key] for key in plain if key != "accuracy_part"}, plain) == []
+    )  # older results
 
 
 def test_problems_of_an_older_journal_have_their_cluster(builder, grader: Grader, tmp_path: Path) -> None:

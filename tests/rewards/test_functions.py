@@ -15,9 +15,10 @@ from vlm_rl.config import FunctionConfig, RewardConfig, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
 from vlm_rl.metrics import asking_metrics, batch_metrics, undecided_notes
+from vlm_rl.rewards.accuracy import regraded
 from vlm_rl.rewards.function_worker import FunctionCaller
 from vlm_rl.rewards.functions import UserFunction
-from vlm_rl.rewards.reward import RewardFunction, regraded
+from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade, Group, Problem, Prompt, Rollout
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.rewards.grounding import COORDINATES, Box, GroundingReward, iou, is_inside, read_box, read_point
+from vlm_rl.rewards.coordinates import Box, read_boxes, read_point
+from vlm_rl.rewards.grounding import COORDINATES, GroundingReward, gold_boxes, iou, is_inside, matched_overlap
 from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
@@ -94,34 +97,91 @@ def test_a_point_is_inside_if_a_box_around_it_is_covered(box: Box, x: int, y: in
     assert is_inside((x, y), box) == (max(box.x1, x) == x == min(box.x2, x) and max(box.y1, y) == y == min(box.y2, y))
 
 
-# -- reading a response -------------------------------------------------------------------------------
+A, B, C = Box(0, 0, 10, 10), Box(20, 0, 30, 10), Box(5, 0, 15, 10)  # C shares a third with A
 
 
 @pytest.mark.parametrize(
-    ("text", "box"),
+    ("given", "golds", "share"),
     [
-        ('```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```', Box(1, 2, 3, 4)),
-        ("{'bbox_2d': [1.5,2,3,4]}", Box(1.5, 2, 3, 4)),
-        ('{"bbox": [ 1 , 2,\n3, 4 ]}', Box(1, 2, 3, 4)),
-        ("the box [1, 2, 3, 4].", Box(1, 2, 3, 4)),
-        ("(1,2),(3,4)", Box(1, 2, 3, 4)),  # Qwen2-VL's, whose special tokens are not decoded
-        ("(1, 2, 3, 4)", Box(1, 2, 3, 4)),
-        ('{"bbox_2d": [1, 2, 3, 4], "size": [9, 9, 9, 9]}', Box(1, 2, 3, 4)),
-        ('{"bbox_2d": [1, 2, 3, 4]}, {"bbox_2d": [1, 2, 3, 4]}', Box(1, 2, 3, 4)),  # the same twice
-        ('{"bbox_2d": [1, 2, 3, 4]}, {"bbox_2d": [5, 6, 7, 8]}', None),  # a response that hedges
-        ("[1, 2, 3, 4] or [1, 2, 3, 5]", None),
-        ('{"bbox_2d": [-1, 2, 3, 4]}', Box(-1, 2, 3, 4)),
-        ('{"bbox_2d": [1, 2, 3]}', None),
-        ('{"bbox_2d": [1, 2, 3, 4, 5]}', None),
-        ('{"bbox_2d": ["1", null, 3, 4]}', None),
-        ('{"bbox_2d": [1e9, 2, 3, 4]}', None),
-        ('{"bbox_2d": [99999999999, 2, 3, 4]}', None),
-        ("none", None),
-        ("", None),
+        ([A], [A], 1),
+        ([C], [A], 1 / 3),
+        ([], [A], 0),
+        ([A, B], [A], 0),  # a response that hedges
+        ([A, B], [A, B], 1),
+        ([B, A], [A, B], 1),
+        ([A], [A, B], 1 / 2),
+        ([A, B, C], [A, B], 2 / 3),
+        ([C, A], [A, B], 1 / 2),  # A is A's, and C shares nothing with B
+        ([C, C], [A, C], (1 + 1 / 3) / 2),
     ],
 )
-def test_the_only_box_of_a_text_is_read(text: str, box: Box | None) -> None:
-    assert read_box(text) == box
+def test_several_boxes_are_matched(given: list[Box], golds: list[Box], share: float) -> None:
+    assert matched_overlap(given, golds) == pytest.approx(share, rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(st.lists(boxes(), max_size=4), st.lists(boxes(), min_size=2, max_size=4))
+def test_the_matching_is_the_best_of_all(given: list[Box], golds: list[Box]) -> None:
+    few, many = sorted((given, golds), key=len)
+    best = max(sum(map(iou, few, chosen)) for chosen in itertools.permutations(many, len(few)))
+    assert matched_overlap(given, golds) == pytest.approx(best / len(many), rel=1e-9)
+
+
+# -- reading a response -------------------------------------------------------------------------------
+
+
+ONE = [Box(1, 2, 3, 4)]
+TWO = [Box(1, 2, 3, 4), Box(5, 6, 7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        ('```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```', ONE),
+        ("{'bbox_2d': [1.5,2,3,4]}", [Box(1.5, 2, 3, 4)]),
+        ('{"bbox": [ 1 , 2,\n3, 4 ]}', ONE),
+        ('{"box": [1, 2, 3, 4]}', ONE),
+        ('{"Bounding_Box": [[1, 2], [3, 4]]}', ONE),
+        ("the box [1, 2, 3, 4].", ONE),
+        ("(1,2),(3,4)", ONE),  # Qwen2-VL's, whose special tokens are not decoded
+        ("[1, 2], [3, 4]", ONE),
+        ("[[1, 2], [3, 4]]", ONE),
+        ("(1, 2, 3, 4)", ONE),
+        ("[1 2 3 4]", ONE),
+        ("[1;2;3;4]", ONE),
+        (r"\boxed{[1, 2, 3, 4]}", ONE),
+        (r"\boxed{1, 2, 3, 4}", ONE),
+        (r"\boxed{1 2 3 4}", ONE),
+        (r"$\left[1, 2, 3, 4\right]$", ONE),
+        (r"$\left(1, 2\right), \left(3, 4\right)$", ONE),
+        ('{"x1": 1, "y1": 2, "x2": 3, "y2": 4}', ONE),
+        ('{"y2": "4", "x2": "3", "y1": "2", "x1": "1"}', ONE),
+        ("x1=1, y1=2, x2=3, y2=4", ONE),
+        ('{"x_min": 1, "y_min": 2, "x_max": 3, "y_max": 4}', ONE),
+        ('{"xmin": 1, "ymin": 2, "xmax": 3, "ymax": 4}', ONE),
+        ("left: 1, top: 2, right: 3, bottom: 4", ONE),
+        ('{"x": 1, "y": 2, "width": 2, "height": 2}', ONE),
+        ('{"left": 1, "top": 2, "w": 2, "h": 2}', []),  # half of two vocabularies
+        ('[{"x1": 1, "y1": 2, "x2": 3, "y2": 4}, {"x1": 5, "y1": 6, "x2": 7, "y2": 8}]', TWO),
+        ('{"bbox_2d": [1, 2, 3, 4], "size": [9, 9, 9, 9]}', ONE),
+        ('{"bbox_2d": [1, 2, 3, 4]}, {"bbox_2d": [1, 2, 3, 4]}', ONE),  # the same twice
+        ('{"bbox_2d": [1, 2, 3, 4]}, {"bbox_2d": [5, 6, 7, 8]}', TWO),
+        ("[[1, 2, 3, 4], [5, 6, 7, 8]]", TWO),
+        ("[1, 2, 3, 4] or [1, 2, 3, 5]", [Box(1, 2, 3, 4), Box(1, 2, 3, 5)]),
+        ('{"bbox_2d": [-1, 2, 3, 4]}', [Box(-1, 2, 3, 4)]),
+        ('{"bbox_2d": [1, 2, 3]}', []),
+        ('{"bbox_2d": [1, 2, 3, 4, 5]}', []),
+        ("[[1, 2, 3], [4, 5, 6]]", []),
+        ('{"bbox_2d": ["1", null, 3, 4]}', []),
+        ('{"bbox_2d": [1e9, 2, 3, 4]}', []),
+        ('{"bbox_2d": [99999999999, 2, 3, 4]}', []),
+        ("1 2 3 4", []),
+        ("none", []),
+        ("", []),
+    ],
+)
+def test_the_boxes_of_a_text_are_read(text: str, boxes: list[Box]) -> None:
+    assert read_boxes(text) == boxes
 
 
 @pytest.mark.parametrize(
@@ -142,8 +202,8 @@ def test_the_only_point_of_a_text_is_read(text: str, point: tuple[float, float] 
 @settings(max_examples=40)
 @given(st.text(alphabet='[]()(){}",:. -0123456789bobx_2dpoint\n', max_size=300))
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    box, point = read_box(text), read_point(text)
-    assert box is None or len(box) == 4
+    boxes, point = read_boxes(text), read_point(text)
+    assert len({*boxes}) == len(boxes) and all(len(box) == 4 for box in boxes)
     assert point is None or len(point) == 2
 
 
@@ -184,6 +244,16 @@ def test_the_iou_of_each_family(model_type: str, answer: str) -> None:
 def test_the_point_of_each_family(model_type: str, point: str, value: float) -> None:
     reward = GroundingReward("point_in_box", GroundingConfig(), template=TEMPLATES["plain"], model_type=model_type)
     assert reward.outcome(PROBLEM, rf'{{"point_2d": {point}}}', SIZE) == value
+
+
+def test_a_problem_with_several_gold_boxes_asks_for_all() -> None:
+    problem = replace(PROBLEM, meta={"box": [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]]})
+    reward = GroundingReward("iou", IouConfig(), template=TEMPLATES["plain"], model_type="qwen3_vl")
+    assert reward.outcome(problem, "[[500, 500, 1000, 1000], [0, 0, 500, 500]]", SIZE) == 1
+    assert reward.outcome(problem, "[0, 0, 500, 500]", SIZE) == 1 / 2
+    point = GroundingReward("point_in_box", GroundingConfig(), template=TEMPLATES["plain"], model_type="qwen3_vl")
+    assert [point.outcome(problem, f"[{x}, {x}]", SIZE) for x in (100, 900)] == [1, 1]
+    assert point.outcome(problem, "[100, 900]", SIZE) == 0
 
 
 def test_a_problem_without_a_box_is_not_asked_for_one() -> None:
@@ -278,6 +348,27 @@ def test_other_units_and_sizes_give_the_same_box(tmp_path: Path, unit: str, box:
     (problem,) = prepared(tmp_path, [row], columns=columns, box_format="xywh", box_unit=unit)
     assert problem.meta["box"] == pytest.approx([0.1, 0.4, 0.6, 0.8], rel=1e-12)
     assert problem.answer == "a cat"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [[[10, 20, 60, 40], [0, 0, 50, 25]], "[[10, 20, 60, 40], [0, 0, 50, 25]]", "[(10,20,60,40),(0,0,50,25)]"],
+)
+def test_several_gold_boxes_of_a_row_are_kept(tmp_path: Path, stored: Any) -> None:
+    rows = [
+        {"q": "where are they?", "b": stored, "i": "wide.png"},
+        {"q": "where?", "b": [[1, 2, 3]], "i": "wide.png"},
+    ]
+    (problem,) = prepared(tmp_path, rows)
+    assert problem.meta["box"] == [[0.1, 0.4, 0.6, 0.8], [0, 0, 0.5, 0.5]]
+    assert problem.answer == "[[10, 20, 60, 40], [0, 0, 50, 25]]"
+    assert len(gold_boxes(problem)) == 2
+
+
+@pytest.mark.parametrize("stored", ["[10, 20, 60, 40]", [[10, 20, 60, 40]], [[10, 20, 60, 40], [10, 20, 60, 40]]])
+def test_one_gold_box_is_one_however_it_is_stored(tmp_path: Path, stored: Any) -> None:
+    (problem,) = prepared(tmp_path, [{"q": "where is it?", "b": stored, "i": "wide.png"}])
+    assert problem.meta["box"] == [0.1, 0.4, 0.6, 0.8] and problem.answer == "[10, 20, 60, 40]"
 
 
 def test_a_set_without_answer_and_box_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,34 @@ def texts_below(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
+def test_the_part_that_decides_in_training_decides_in_every_evaluation(toys: Toys) -> None:
+    """By the part a response of few letters a token is right, which the grader never says of untrained models."""
+    own = {"functions": {"short": {"path": f"{OWN}.short_words", "role": "accuracy"}}, "allow_function": True}
+    run = toys.train_run(
+        "part", reward=own, train=STEP, data={"eval": [str(toys.heldout)]}, eval={"every": 1}, checkpoint={"every": 1}
+    )
+    (first, last) = run.evals("heldout")
+    for result in (first, last):
+        rows = result.rows(["path", "verdict", "response", "length"]).to_pylist()
+        assert {row["path"] for row in rows} == {"short"} and result.summary["rule"] == "reward.short"
+        assert [row["verdict"] == "correct" for row in rows] == [
+            len(row["response"]) < 10 * row["length"] for row in rows
+        ]
+    out = toys.folder / "part-eval"
+    words = ["--model", str(run.path / "latest"), "--data", str(toys.heldout), "--sampler", "transformers"]
+    words += ["--temperature", "0", "--max-prompt-tokens", "160"]
+    asked = toys.runner("eval", *words, "--out", str(out))
+    assert asked.code == 0 and "heldout: reward.short decides what is right" in asked.output, asked.output[-3000:]
+    (again,) = RunDirectory(out).evals("heldout")
+    assert again.rows(["verdict", "response"]) == last.rows(["verdict", "response"])
+    other = toys.config("other", reward={"overlong_buffer": 0})
+    asked = toys.runner("eval", *words, "--reward", str(other), "--out", str(toys.folder / "grader-eval"))
+    assert asked.code == 0, asked.output[-3000:]
+    (by_grader,) = RunDirectory(toys.folder / "grader-eval").evals("heldout")
+    assert by_grader.summary["rule"] == "strict" and by_grader.summary["accuracy"] < again.summary["accuracy"]
+
+
+@pytest.mark.slow
 def test_a_run_survives_a_hostile_judge_and_broken_functions(
     toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,11 @@ def add_eval(commands: Commands) -> None:
         help="blank or shuffled images show whether the score needs them",
     )
     evaluate.add_argument("--seed", type=seed, default=0, help="random seed of the sampling")
+    help_reward = (
+        "a run's configuration, whose part of the reward in the role accuracy decides what is right on sets of no "
+        "known benchmark (default: that of the model's own run)"
+    )
+    evaluate.add_argument("--reward", type=Path, metavar="FILE", help=help_reward)
     add_judge_options(evaluate)
     add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)

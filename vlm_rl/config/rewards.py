@@ -152,7 +152,14 @@ class RewardConfig(ConfigSection):
                     f"functions.{name}: a function's name has small letters, digits and _, and is neither a key of "
                     "reward nor overlong or total"
                 )
-        sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
-        judges = [name for name, section in sections.items() if section and section.role == "accuracy"]
-        if len(judges) > 1:
+        if len(judges := self._accuracy_parts()) > 1:
             yield f"{' and '.join(judges)} have the role accuracy, which only one part can have"
+
+    @property
+    def accuracy_part(self) -> str | None:
+        """Return the name of the part with the role accuracy; None where the grader decides."""
+        return next(iter(self._accuracy_parts()), None)
+
+    def _accuracy_parts(self) -> list[str]:
+        sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
+        return [name for name, section in sections.items() if section and section.role == "accuracy"]

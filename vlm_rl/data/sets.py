@@ -121,6 +121,10 @@ def _is_distance(value: float | str) -> bool:
         return False
 
 
+def _are_boxes(value: Any) -> bool:
+    return _is_box(value) or (isinstance(value, list) and len(value) > 1 and all(map(_is_box, value)))
+
+
 def _is_box(value: Any) -> bool:
     if not isinstance(value, list) or [type(corner) in (int, float) for corner in value] != [True] * 4:
         return False
@@ -137,7 +141,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
     "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
     "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
     "unit": (lambda value: isinstance(value, str), "text"),
-    "box": (_is_box, "four fractions of the image's sides, x1 < x2 and y1 < y2"),
+    "box": (_are_boxes, "four fractions of the image's sides, x1 < x2 and y1 < y2, or a list of several such boxes"),
     "response": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),
     "videos": (_are_times, "lists of at least two times in seconds, each above the last"),
     "tests": (lambda value: isinstance(value, str), "the text of CodeTests.packed"),

@@ -14,12 +14,12 @@ import argparse
 import json
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, RolloutConfig, check_benchmark_name, parse_config
+from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, RolloutConfig, check_benchmark_name, load_config, parse_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
@@ -50,6 +50,8 @@ from vlm_rl.model_files.model_folder import (
     check_weights,
     context_of,
 )
+from vlm_rl.rewards.accuracy import AccuracyPart, check_boxes
+from vlm_rl.rewards.reward import open_accuracy
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.configurations import check_same
 from vlm_rl.run.directory import RunDirectory
@@ -118,7 +120,13 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     from_main(lambda: verify_model(options.model))
     from_main(lambda: check_weights(options.model))
     folder = results_folder(_configuration(options), contaminated=origin.contaminated)
-    with folder as results, Grader() as grader, _stopping_on_sigterm():
+    with folder as results, Grader() as grader, ExitStack() as opened, _stopping_on_sigterm():
+        judgings = {
+            item.name: Judging(
+                grader, item.how.mode, judge_model, _open_accuracy(item, options, origin, builder, opened)
+            )
+            for item in sets
+        }
         sampler = make_sampler(
             options.sampler,
             model_path=str(options.model),
@@ -132,13 +140,15 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         )
         with closing(sampler):
             asked = {item.name: _asking(item, options, origin, builder, sampler) for item in sets}
-            settings_of = [_settings(item, options, asked[item.name], judge_model) for item in sets]
+            settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
             for eval_set, settings in _unanswered(results, sets, settings_of, origin):
                 make_console().print(eval_set.how.line(eval_set.name))
                 if eval_set.note:
                     make_console().print(f"{eval_set.name}: {eval_set.note}")
-                judging = Judging(grader, eval_set.how.mode, judge_model)
-                summary = _answer(eval_set, asked[eval_set.name], judging, options, results, settings)
+                if part := settings["accuracy_part"]:
+                    make_console().print(f"{eval_set.name}: reward.{part['name']} decides what is right")
+                how = asked[eval_set.name], judgings[eval_set.name]
+                summary = _answer(eval_set, *how, options, results, settings)
                 make_console().print(score_line(eval_set.name, summary))
                 for line in judge_lines(summary):
                     make_console().print(line)
@@ -195,9 +205,33 @@ def _answer(
         )
 
 
-def _settings(
-    eval_set: EvalSet, options: argparse.Namespace, asking: Asking, judge_model: JudgeModel | None
-) -> AnswerSettings:
+def _open_accuracy(
+    eval_set: EvalSet, options: argparse.Namespace, origin: Origin, builder: PromptBuilder, opened: ExitStack
+) -> AccuracyPart | None:
+    """Open the part that decides what is right on one set: of --reward, or of the run whose checkpoint is measured.
+
+    Raises UserError where there is none and the set's answers are boxes, or where it cannot be used.
+    """
+    remedy = "name a run's configuration whose reward has a part in the role accuracy, such as iou: --reward FILE"
+    config = load_config(options.reward).reward if options.reward else origin.run.reward if origin.run else None
+    if eval_set.how.mode == "official" or benchmark_of(eval_set.problems) is not None:
+        return None
+    try:
+        part = config and open_accuracy(
+            config,
+            template=eval_set.how.template,
+            model_type=builder.config.model_type,
+            judge_cache=options.judge_cache or options.out / "judge_cache",
+        )
+    except UserError as error:
+        raise UserError(f"{error}; for another part of the reward, or none: --reward FILE") from None
+    if part is not None:
+        opened.callback(part.close)
+    check_boxes(eval_set.problems, part, remedy=remedy)
+    return part
+
+
+def _settings(eval_set: EvalSet, options: argparse.Namespace, asking: Asking, judging: Judging) -> AnswerSettings:
     """Return everything that decides the answers, for the summary and for a resume."""
     how = eval_set.how
     return {
@@ -209,8 +243,8 @@ def _settings(
         "template_words": asdict(how.prompt) if how.prompt else None,
         "max_prompt_tokens": options.max_prompt_tokens,
         "tensor_parallel": options.tensor_parallel if options.tensor_parallel > 1 else None,  # as before
-        "judge_model": judge_model.name if judge_model else None,
-    } | answer_settings(eval_set.problems, asking)
+        "judge_model": judging.judge_model.name if judging.judge_model else None,
+    } | answer_settings(eval_set.problems, asking, judging)
 
 
 def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:

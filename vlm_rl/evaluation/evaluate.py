@@ -6,8 +6,9 @@
     run.write_eval("toy-test", 60, evaluation.records, evaluation.summary)
 
 Scoring is strict (the final box after the reasoning, and none means wrong) unless the mode is official: the published
-rule of the benchmark that the problems come from. Under torchrun every rank calls `evaluate` with the same problems,
-answers its share, and gets the whole evaluation back.
+rule of the benchmark that the problems come from. On problems of no known benchmark a part of the reward in the role
+accuracy decides, as in training. Under torchrun every rank calls `evaluate` with the same problems, answers its
+share, and gets the whole evaluation back.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from vlm_rl.evaluation.pipeline import overlapped
 from vlm_rl.evaluation.records import by_official_rule, grade_groups, with_kept_images
 from vlm_rl.evaluation.scores import scores_of_benchmark, summarise
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
+from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
@@ -80,6 +82,11 @@ class Judging:
     grader: Grader
     mode: Mode = "strict"  # official: the published rule of the problems' benchmark
     judge_model: JudgeModel | None = None  # takes the place of the published rule's judge, with mode official
+    accuracy: AccuracyPart | None = None  # of the reward: decides on problems of no known benchmark
+
+    def of_set(self, benchmark: Benchmark | None) -> Judging:
+        """Return how a set is judged: a known benchmark keeps its own rule, so that its numbers stay comparable."""
+        return self if benchmark is None else replace(self, accuracy=None)
 
 
 def evaluate(
@@ -110,6 +117,7 @@ def evaluate(
         ServersGoneError: on every rank, where one has lost all its rollout servers.
     """
     shown, benchmark = shown_problems(problems, asking, judging)
+    judging = judging.of_set(benchmark)
     cost = dict(judging.judge_model.cost) if judging.judge_model is not None else {}
     answered = answer_share(
         share(shown), asking, judging, benchmark, batch_size=batch_size, advance=advance, journal=journal
@@ -143,6 +151,7 @@ def shown_problems(
             f"mode official needs problems of one known benchmark; these are of {sources}; use mode strict"
         )
     judging.grader.check_programs(shown)
+    check_boxes(shown, judging.accuracy, remedy=BOX_REMEDY)
     return shown, benchmark
 
 
@@ -171,7 +180,7 @@ def answer_share(
         batch: Sequence[Problem], prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]
     ) -> list[list[EvalRecord]]:
         how = {"grader": judging.grader, "template": asking.builder.template}
-        records = grade_groups(batch, prompts, groups, **how)
+        records = grade_groups(batch, prompts, groups, accuracy=judging.accuracy, **how)
         if judging.mode == "official" and benchmark is not None:
             records = by_official_rule(benchmark, batch, records, judge_model=judging.judge_model, **how)
         if journal is not None:
@@ -238,7 +247,7 @@ def conditions(
         cost = {name: sum(rank_cost[name] for rank_cost in spent) for name in cost_before}
     return {
         "mode": mode,
-        "rule": rule_name(benchmark, mode, judge),
+        "rule": f"reward.{judging.accuracy.name}" if judging.accuracy else rule_name(benchmark, mode, judge),
         **judge_facts(benchmark, mode, judge, cost),
         "images": asking.images,
         "left_out": left_out,

@@ -10,6 +10,7 @@ from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.image_controls import image_digests
 from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.rewards.accuracy import AccuracyPart
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.templates import Template, states_answer
 from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
@@ -24,6 +25,7 @@ def grade_groups(
     *,
     grader: Grader,
     template: Template,
+    accuracy: AccuracyPart | None = None,
 ) -> list[list[EvalRecord]]:
     """Return per problem the records of its responses, graded with the prompt's prefill in front, without images.
 
@@ -33,17 +35,21 @@ def grade_groups(
         groups: the responses to each problem, in the same order.
         grader: compares the answers with the golds.
         template: where the answer must be in a response.
+        accuracy: the part of the reward that decides instead of the grader, where it applies.
     """
-    answered = list(zip(problems, prompts, groups, strict=True))
-    tasks = [
-        task_of(problem, prompt.prefill + rollout.text, template)
-        for problem, prompt, group in answered
+    answered = [
+        (problem, prompt, rollout)
+        for problem, prompt, group in zip(problems, prompts, groups, strict=True)
         for rollout in group
     ]
-    grades = iter(grader.grade_many(tasks))
-    return [
-        [_record(problem, prompt, rollout, next(grades)) for rollout in group] for problem, prompt, group in answered
-    ]
+    texts = [prompt.prefill + rollout.text for _, prompt, rollout in answered]
+    grades = grader.grade_many(
+        [task_of(problem, text, template) for (problem, *_), text in zip(answered, texts, strict=True)]
+    )
+    if accuracy is not None:
+        grades = accuracy.grades(answered, texts, grades)
+    records = iter([_record(*item, grade) for item, grade in zip(answered, grades, strict=True)])
+    return [[next(records) for _ in group] for group in groups]
 
 
 def by_official_rule(

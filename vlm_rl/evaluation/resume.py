@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.distributed import barrier, rank, world_size
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import GRADER_VERSION
@@ -28,9 +29,10 @@ AnswerSettings = dict[str, Any]  # everything that decides the answers
 _LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
 
 
-def answer_settings(problems: Sequence[Problem], asking: Asking) -> AnswerSettings:
-    """Return everything that decides the answers to these problems, except the policy itself."""
+def answer_settings(problems: Sequence[Problem], asking: Asking, judging: Judging) -> AnswerSettings:
+    """Return everything that decides the answers to these problems and their verdicts, except the policy itself."""
     builder, sampler = asking.builder, asking.sampler
+    accuracy = judging.of_set(benchmark_of(problems)).accuracy
     return {
         "data_sha256": data_digest(problems),
         "num_ranks": world_size(),
@@ -45,6 +47,7 @@ def answer_settings(problems: Sequence[Problem], asking: Asking) -> AnswerSettin
         "min_pixels": builder.min_pixels,
         "max_pixels": builder.max_pixels,
         "grader_version": GRADER_VERSION,
+        "accuracy_part": accuracy.settings if accuracy else None,
         "versions": _versions(sampler),
     }
 

@@ -1,11 +1,12 @@
 """The reward of a response: a sum of parts, each a line of the registry in reward.
 
-    reward   the registry, the sum, and the scoring of groups while others are sampled
+    reward     the registry, the sum, and the scoring of groups while others are sampled
+    accuracy   the part that says what a right answer is, in evaluations too
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
 functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint) and
-grounding (boxes and points).
+grounding (boxes and points, which coordinates reads).
 """
 
-__all__ = ["reward"]
+__all__ = ["accuracy", "reward"]
 _USES = ["chat_endpoint", "data", "grading"]

@@ -2,8 +2,8 @@
 
     iou(Box(0, 0, 2, 2), Box(1, 0, 3, 2))      # 1/3
 
-A gold box is `meta["box"]` of a prepared set: [x1, y1, x2, y2] as fractions of the image's width and height, so that
-no resizing changes it. What a model writes depends on its family:
+The gold is `meta["box"]` of a prepared set: [x1, y1, x2, y2] as fractions of the image's width and height, so that no
+resizing changes it, or a list of such boxes. What a model writes depends on its family:
 
     pixels       of the resized image that the model saw: Qwen2.5-VL (QwenLM/Qwen3-VL, issues 866 and 940)
     thousandths  of the image's width and height, 0 to 1000: Qwen2-VL (arXiv 2409.12191) and Qwen3-VL (issue 1486)
@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from vlm_rl.config import GroundingConfig, IouConfig
 from vlm_rl.errors import UserError
+from vlm_rl.rewards.coordinates import Box, read_boxes, read_point
 from vlm_rl.rewards.part import GradedResponse, Part, PartVerdict, RewardSetup
 from vlm_rl.templates import Template
 from vlm_rl.types import Outcome, Problem
@@ -27,33 +30,7 @@ COORDINATES = {
     "qwen2_5_vl": "pixels",
     **dict.fromkeys(("qwen2_vl", "qwen3_vl", "qwen3_vl_moe"), "thousandths"),
 }
-
-_NUMBER = r"\s*(-?\d{1,6}(?:\.\d{1,20})?)\s*"
-_FOUR = rf"{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}"
-_TWO = rf"{_NUMBER},{_NUMBER}"
-# The key of the model's JSON first; where no text has it, bare numbers in brackets.
-_BOXES = (
-    re.compile(rf"bbox(?:_2d)?[\"']?\s*:\s*\[{_FOUR}\]"),
-    re.compile(rf"\[{_FOUR}\]|\({_FOUR}\)|\({_TWO}\)\s*,?\s*\({_TWO}\)"),
-)
-_POINTS = (
-    re.compile(rf"point(?:_2d)?[\"']?\s*:\s*\[{_TWO}\]"),
-    re.compile(rf"\[{_TWO}\]|\({_TWO}\)"),
-)
-
-
-class Box(NamedTuple):
-    """A box, x to the right and y down."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-
-    @property
-    def area(self) -> float:
-        """Return the area, 0 where a corner is on the wrong side."""
-        return max(0.0, self.x2 - self.x1) * max(0.0, self.y2 - self.y1)
+MOST_BOXES = 100  # of a response that are matched: the rest of a loop of boxes only counts
 
 
 def open_grounding(name: str, setup: RewardSetup) -> Iterator[Part]:
@@ -85,24 +62,31 @@ def is_inside(point: tuple[float, float], box: Box) -> bool:
     return box.x1 <= point[0] <= box.x2 and box.y1 <= point[1] <= box.y2
 
 
-def read_box(text: str) -> Box | None:
-    """Return the only box that a text gives, as it is written; None where there is none, or several that differ."""
-    numbers = _only(_BOXES, text)
-    return Box(*numbers) if numbers else None
+def matched_overlap(given: Sequence[Box], golds: Sequence[Box]) -> float:
+    """Return the overlap of boxes with gold boxes, 0 to 1: the best matching's IoUs, over the larger number of boxes.
+
+    A box too many costs as much as a box that is missing. Where the gold is one box, several different ones have
+    given none: a response that hedges.
+    """
+    if not given or (len(golds) == 1 and len(given) > 1):
+        return 0.0
+    ious = np.array([[iou(box, gold) for gold in golds] for box in given[:MOST_BOXES]])
+    return float(ious[linear_sum_assignment(ious, maximize=True)].sum()) / max(len(given), len(golds))
 
 
-def read_point(text: str) -> tuple[float, float] | None:
-    """Return the only point that a text gives, as it is written; None where there is none, or several that differ."""
-    numbers = _only(_POINTS, text)
-    return (numbers[0], numbers[1]) if numbers else None
+def gold_boxes(problem: Problem) -> list[Box]:
+    """Return the gold boxes of a problem, in fractions of its image's sides; [] where it has none."""
+    box = problem.meta.get("box") or []
+    return [Box(*corners) for corners in (box if box and isinstance(box[0], list) else [box])] if box else []
 
 
-def _only(patterns: tuple[re.Pattern[str], ...], text: str) -> tuple[float, ...] | None:
-    for pattern in patterns:
-        given = {tuple(float(number) for number in match.groups() if number) for match in pattern.finditer(text)}
-        if given:
-            return given.pop() if len(given) == 1 else None
-    return None
+def is_answered_by_boxes(problem: Problem) -> bool:
+    """Tell whether the answer of a problem is the text of its gold boxes, and nothing beside them."""
+    return (
+        bool(gold_boxes(problem))
+        and not re.search(r"[a-z]{2}", problem.answer, re.I)
+        and bool(read_boxes(f"[{problem.answer}]"))
+    )
 
 
 class GroundingReward:
@@ -131,7 +115,7 @@ class GroundingReward:
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Raise UserError where no problem has a gold box."""
-        if not any("box" in problem.meta for problem in problems):
+        if not any(map(gold_boxes, problems)):
             raise UserError(
                 f"reward.{self._name} is on, but no problem of data.train has a gold box: prepare the set with a box "
                 "column (docs/data.md), or leave the reward out"
@@ -145,15 +129,15 @@ class GroundingReward:
             text: the response with its prefill.
             size: width and height in pixels of the image as the model saw it.
         """
-        if "box" not in problem.meta:
+        if not (golds := gold_boxes(problem)):
             return None
-        gold, answer = Box(*problem.meta["box"]), self._template.answer_region(text) or ""
+        answer = self._template.answer_region(text) or ""
         width, height = size if self._in_pixels else (1000, 1000)
         if self._gives_point:
             point = read_point(answer)
-            return float(point is not None and is_inside((point[0] / width, point[1] / height), gold))
-        box = read_box(answer)
-        if box is None:
-            return 0.0
-        share = iou(Box(box.x1 / width, box.y1 / height, box.x2 / width, box.y2 / height), gold)
+            return float(
+                point is not None and any(is_inside((point[0] / width, point[1] / height), gold) for gold in golds)
+            )
+        given = [Box(box.x1 / width, box.y1 / height, box.x2 / width, box.y2 / height) for box in read_boxes(answer)]
+        share = matched_overlap(given, golds)
         return share if self._threshold is None else float(share >= self._threshold)

@@ -26,13 +26,14 @@ from pathlib import Path
 
 from vlm_rl.config import RewardConfig
 from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.rewards.formulas import brevity, coin, correct, formula, overlong, repetition, well_formed
 from vlm_rl.rewards.functions import open_function, open_functions
 from vlm_rl.rewards.grounding import open_grounding
 from vlm_rl.rewards.judge import open_judge
 from vlm_rl.rewards.part import GradedResponse, Opener, Part, PartVerdict, RewardSetup
 from vlm_rl.templates import Template
-from vlm_rl.types import Grade, Outcome, Problem, Prompt, Reward, Rollout
+from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
 # In the order in which they are added; vlm_rl.rewards.part says what an entry does. A key is a part's name in the
 # metrics, except for the functions, which the user names.
@@ -51,7 +52,6 @@ PARTS: dict[str, Opener] = {
 }
 
 ScoringItem = tuple[Problem, Prompt, Rollout]
-RIGHT_FROM = 0.5  # the value from which a part with the role accuracy calls a response right
 
 
 class RewardFunction:
@@ -90,13 +90,17 @@ class RewardFunction:
                     opened.callback(part.close)
                     self._parts.append(part)
             self._opened = opened.pop_all()
+        judges = (AccuracyPart(part) for part in self._parts if part.section.role == "accuracy")
+        self._accuracy = next(judges, None)  # at most one, as the configuration has checked
 
     def check_golds(self, problems: Sequence[Problem]) -> None:
         """Raise UserError where a part is not for these problems, such as one for boxes where no problem has any.
 
-        And where answers are programs, and this machine cannot run them in a sandbox.
+        And where answers are programs, and this machine cannot run them in a sandbox, or boxes that are only compared
+        as texts.
         """
         self._grader.check_programs(problems)
+        check_boxes(problems, self._accuracy, remedy=BOX_REMEDY)
         for part in self._parts:
             part.check(problems)
 
@@ -111,12 +115,9 @@ class RewardFunction:
             GradedResponse(*item, text, grade) for item, text, grade in zip(items, texts, grades, strict=True)
         ]
         verdicts = self._ask([part for part in self._parts if not part.follows_grade], responses)
-        for part in self._parts:
-            if part.section.role == "accuracy":
-                responses = [
-                    replace(response, grade=regraded(response.grade, part.name, verdict.outcome))
-                    for response, verdict in zip(responses, verdicts[part.name], strict=True)
-                ]
+        if self._accuracy is not None:
+            grades = self._accuracy.grades_by(responses, verdicts[self._accuracy.name])
+            responses = [replace(response, grade=grade) for response, grade in zip(responses, grades, strict=True)]
         verdicts |= {part.name: part.verdicts(responses) for part in self._parts if part.follows_grade}
         return [
             self._reward(response.grade, {name: said[index] for name, said in verdicts.items()})
@@ -167,14 +168,27 @@ class RewardFunction:
         return Reward(values, grade, dropped=dropped, logged=logged, undecided=undecided, cost=cost)
 
 
-def regraded(grade: Grade, name: str, outcome: Outcome) -> Grade:
-    """Return the grade by a part with the role accuracy; the grader's own where the part does not apply."""
-    if outcome is None:
-        return grade
-    if isinstance(outcome, str):
-        return replace(grade, verdict="error", path=name, reason=outcome)
-    verdict = "correct" if outcome >= RIGHT_FROM else "wrong"
-    return replace(grade, verdict=verdict, path=name, reason=f"{name} is {outcome:.3g}; right from {RIGHT_FROM} on")
+def open_accuracy(
+    config: RewardConfig, *, template: Template, model_type: str, judge_cache: Path
+) -> AccuracyPart | None:
+    """Open the part with the role accuracy alone, for an evaluation; None where the grader decides.
+
+    Args:
+        config: the reward, at most one of whose parts has that role.
+        template: says where the answer is.
+        model_type: the model's, which says what its coordinates mean.
+        judge_cache: folder of the judge's replies, where the configuration names none.
+
+    Raises UserError where the part cannot be used.
+    """
+    name = config.accuracy_part
+    if name is None:
+        return None
+    is_own = name in config.functions
+    only = config.model_copy(update={"functions": {name: config.functions[name]}}) if is_own else config
+    opener = "functions" if is_own else name
+    setup = RewardSetup(only, template, 0, model_type, judge_cache, lambda: False)
+    return AccuracyPart(next(iter(PARTS[opener](opener, setup))))
 
 
 class Scoring:

@@ -29,9 +29,10 @@ def evaluate_if_due(session: Session) -> None:
         top_p=session.config.eval.top_p,
     )
     weights = f"{session.weights.checksum:016x}"
+    judging = Judging(session.grader, accuracy=session.accuracy)
     asking = Asking(session.builder, session.sampler, params, seed=session.config.seed, step=session.step)
     for name, problems in session.eval_sets.items():
-        settings = {"weights": weights, **answer_settings(problems, asking)}
+        settings = {"weights": weights, **answer_settings(problems, asking, judging)}
         if from_main(partial(_is_complete, session.run.directory, name, session.step, settings)):
             continue
         with session.recorder.progress(name, total=len(share(problems))) as advance:
@@ -41,7 +42,7 @@ def evaluate_if_due(session: Session) -> None:
                     name,
                     problems,
                     asking,
-                    Judging(session.grader),
+                    judging,
                     settings=settings,
                     advance=advance,
                 )

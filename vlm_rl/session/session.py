@@ -23,7 +23,8 @@ from vlm_rl.learner.architectures import check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, prompts_to_check
 from vlm_rl.model_files.model_folder import check_context, check_divides
-from vlm_rl.rewards.reward import RewardFunction
+from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
+from vlm_rl.rewards.reward import RewardFunction, open_accuracy
 from vlm_rl.rollouts.collect import Collecting
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.rollouts.sampling import GroupSampling, SourceState
@@ -65,6 +66,7 @@ class Session:
         run.find_checkpoint()
         self.builder = self._open_builder()
         self.grader, self.reward = self._open_rewards()
+        self.accuracy = self._open_accuracy()
         stages.done("checks", "prompts, rewards, golds")
         self.learner = self._load_learner(stages)
         wants_reference = config.algorithm.kl_coef > 0
@@ -92,6 +94,8 @@ class Session:
         self.sampler.close()
         self.grader.close()
         self.reward.close()
+        if self.accuracy is not None:
+            self.accuracy.close()
         self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
@@ -121,6 +125,20 @@ class Session:
         )
         reward.check_golds(self.problems)
         return grader, reward
+
+    def _open_accuracy(self) -> AccuracyPart | None:
+        """Open the part that decides on the sets of data.eval too. It is another one: a stop never cuts it short."""
+        if not self.config.eval.every:
+            return None
+        part = open_accuracy(
+            self.config.reward,
+            template=self.builder.template,
+            model_type=self.builder.config.model_type,
+            judge_cache=self.run.directory.path / "judge_cache",
+        )
+        for problems in self.eval_sets.values():
+            check_boxes(problems, part, remedy=BOX_REMEDY)
+        return part
 
     def _load_learner(self, stages: Stages) -> Learner:
         """Load the policy, compare it with the unmodified model, and put it into DeepSpeed."""

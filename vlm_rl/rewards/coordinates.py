@@ -1,0 +1,96 @@
+"""Read the boxes and points that a response gives, in the forms that models write them.
+
+    read_boxes('{"bbox_2d": [1, 2, 3, 4]}')     # [Box(1, 2, 3, 4)]
+    read_boxes(r"\boxed{1, 2, 3, 4}")           # the same
+    read_boxes("(1,2),(3,4)")                   # the same: Qwen2-VL's corners
+
+A text may have numbers in several forms. The first form of these counts alone: behind a key of JSON (bbox, bbox_2d,
+box); named corners (x1, y1, x2, y2; xmin ...; left, top, right, bottom; x, y, width, height); bare numbers in
+brackets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_N = r"(-?\d{1,6}(?:\.\d{1,20})?)"
+_SPACE = r"\s{0,9}"
+_NEXT = rf"(?:{_SPACE}[,;]{_SPACE}|\s{{1,9}})"  # between two numbers
+_FOUR = _SPACE + _NEXT.join([_N] * 4) + _SPACE
+_TWO = _SPACE + _NEXT.join([_N] * 2) + _SPACE
+_OPEN, _CLOSE = r"[\[({]", r"[\])}]"
+_CORNERS = rf"[\[(]{_TWO}[\])]{_SPACE},?{_SPACE}[\[(]{_TWO}[\])]"
+_KEY = r"[\"']?\s{0,9}[:=]\s{0,9}"
+_KEYED_BOX = re.compile(rf"\b(?:bbox|box|bounding_box)(?:_2d)?{_KEY}(?:[\[(]{_FOUR}[\])]|\[?{_CORNERS}\]?)", re.I)
+_BARE_BOX = re.compile(rf"{_OPEN}{_FOUR}{_CLOSE}|{_CORNERS}")
+_KEYED_POINT = re.compile(rf"\bpoint(?:_2d)?{_KEY}[\[(]{_TWO}[\])]", re.I)
+_BARE_POINT = re.compile(rf"{_OPEN}{_TWO}{_CLOSE}")
+_NAMED_NUMBER = re.compile(rf"\b([a-z]+(?:_?[a-z]+)?_?[12]?){_KEY}[\"']?{_N}(?![\d.])", re.I)
+_CORNER_NAMES = (
+    ("x1", "y1", "x2", "y2"),
+    ("xmin", "ymin", "xmax", "ymax"),
+    ("left", "top", "right", "bottom"),
+    ("x", "y", "width", "height"),
+    ("x", "y", "w", "h"),
+    ("left", "top", "width", "height"),
+)
+
+
+class Box(NamedTuple):
+    """A box, x to the right and y down."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    @property
+    def area(self) -> float:
+        """Return the area, 0 where a corner is on the wrong side."""
+        return max(0.0, self.x2 - self.x1) * max(0.0, self.y2 - self.y1)
+
+
+def read_boxes(text: str) -> list[Box]:
+    """Return the different boxes that a text gives, as they are written and in their order."""
+    text = _without_sizes_of_brackets(text)
+    for found in (_matches(_KEYED_BOX, text), _named_boxes(text), _matches(_BARE_BOX, text)):
+        if boxes := [Box(*numbers) for numbers in dict.fromkeys(found)]:
+            return boxes
+    return []
+
+
+def read_point(text: str) -> tuple[float, float] | None:
+    """Return the only point that a text gives, as it is written; None where there is none, or several that differ."""
+    text = _without_sizes_of_brackets(text)
+    for pattern in (_KEYED_POINT, _BARE_POINT):
+        if given := {*_matches(pattern, text)}:
+            return (next(iter(given))[0], next(iter(given))[1]) if len(given) == 1 else None
+    return None
+
+
+def _without_sizes_of_brackets(text: str) -> str:
+    r"""Return the text without LaTeX's \left and \right in front of brackets."""
+    return re.sub(r"\\(?:left|right)(?=[\[\](){}|.\\])", "", text)
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[float, ...]]:
+    for match in pattern.finditer(text):
+        yield tuple(float(number) for number in match.groups() if number)
+
+
+def _named_boxes(text: str) -> Iterator[tuple[float, ...]]:
+    """Yield boxes whose corners have names: one for each object of JSON, or for each run of the four names."""
+    numbers: dict[str, float] = {}
+    for match in _NAMED_NUMBER.finditer(text):
+        name = match[1].lower().replace("_", "")
+        if name in numbers:  # the next object
+            numbers = {}
+        numbers[name] = float(match[2])
+        for names in _CORNER_NAMES:
+            if numbers.keys() >= {*names}:
+                a, b, c, d = (numbers[name] for name in names)
+                yield (a, b, a + c, b + d) if names[2] in ("width", "w") else (a, b, c, d)
+                numbers = {}
+                break
