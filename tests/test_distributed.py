@@ -45,6 +45,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "output"), [(1, "told\nsaved\n"), (60, "told\n")])
 def test_torchrun_passes_sigterm_on_and_waits_as_long_as_it_was_told(
     tmp_path: Path, seconds: int, output: str

@@ -261,6 +261,7 @@ def test_many_stored_responses_are_as_good_as_the_probability() -> None:
     assert found.too_high == pytest.approx(theory.probability_too_high(0.3, 8), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run(tmp_path: Path) -> None:
     """One problem with 1 right response of 4, one with all; groups of 2 in S have one right and one wrong each."""
     run = build_run(tmp_path / "run", steps=0, eval_steps=(), metrics=False)

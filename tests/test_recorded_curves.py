@@ -44,9 +44,8 @@ def train_curves(toys: Toys, rule: str) -> Curves:
     return {name: [record[name] for record in run.metrics()] for name in NAMES}
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=() if rule == "luspo" else pytest.mark.slow) for rule in RULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
 def test_a_short_training_repeats_its_recorded_curve(toys: Toys, rule: str) -> None:
     """Compare losses, gradient norms and rewards; the module's docstring derives the tolerance."""
     recorded = json.loads(RECORDED.read_text())[rule]

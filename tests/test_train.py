@@ -480,7 +480,8 @@ def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, v
 # -- the card, which engine and learner share ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
 def test_the_optimizer_is_on_the_host_whenever_the_engine_is_awake(toys: Toys, stage: int) -> None:
     """From before the engine starts or wakes until it sleeps: a card that the engine shares may hold no more. A run
     that is stopped and resumed has the same optimizer, bit for bit, as one whose optimizer never moves."""

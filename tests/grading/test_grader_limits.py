@@ -195,7 +195,7 @@ def test_no_repeated_lure_runs_away(lure: str) -> None:
     """Repeat a text to the longest answer that is read at all, up to the symbolic queries."""
     golds = (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm")))
     # A bracket that is the wrong way round may begin an open interval.
-    for frame, (gold, kind, choices) in itertools.product(("{}", "]{}", "[{}["), golds):
+    for frame, (gold, kind, choices) in (*(("{}", gold) for gold in golds), ("]{}", golds[1]), ("[{}[", golds[1])):
         answer = frame.format((lure * 8000)[:7990])
         task = GradeTask(rf"\boxed{{{answer}}} \boxed{{5}}", gold, kind, PLAIN, choices)  # type: ignore[arg-type]
         grade = try_grade(task, {}, {})

@@ -404,6 +404,7 @@ def test_the_engine_leaves_the_settings_of_torchs_compiler(sampler: Sampler) -> 
     assert "TORCHINDUCTOR_CPP_DYNAMIC_THREADS" not in os.environ, sampler.name
 
 
+@pytest.mark.slow
 def test_importing_vllm_leaves_the_settings_of_torchs_compiler() -> None:
     """vLLM sets the processes that compile to 1, here and in what is started from here."""
     pytest.importorskip("vllm")
