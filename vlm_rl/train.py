@@ -21,7 +21,7 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
-from vlm_rl.rollouts.collect import RolloutBatch, collect
+from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
 from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
@@ -39,7 +39,8 @@ def train(config: Config, *, resume: bool = False) -> None:
 
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
-        StoppedError: after SIGTERM, or where no rollout server is left, once the state is saved; exits with
+        StoppedError: after SIGTERM, where no rollout server is left, or where too many responses could not be judged,
+            once the state is saved; exits with
             errors.EXIT_STOPPED.
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
@@ -58,7 +59,7 @@ def train_step(session: Session) -> None:
     before, timings = session.state(), Timings(session.recorder.phase)
     try:
         batch = collect(session.collecting, step=session.step, belief=session.belief, phase=timings.phase)
-    except ServersGoneError as error:
+    except (ServersGoneError, TooManyUndecidedError) as error:
         session.ask_to_stop(error)
         session.stop_if_asked(before)
         raise

@@ -206,6 +206,13 @@ class Reward:
         """Return the sum of the parts."""
         return float(sum(self.parts.values()))
 
+    @property
+    def undecided_because(self) -> str:
+        """Return why the grader, or a part that counts, could not judge the response; "" where all could."""
+        if self.grade.verdict in ("timeout", "error"):
+            return f"{self.grade.path}: {self.grade.reason}"
+        return next((f"{name}: {why}" for name, why in self.undecided.items() if why and name in self.parts), "")
+
 
 Call = tuple[Problem, str, Grade, int]  # of a reward function: problem, response, grade, tokens
 Outcome = float | str | None  # a value, why there is none, or None: this problem does not ask for one

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.chat_server import chat_server
 from tests.helpers.toy_runs import Toys
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import RunDirectory
 
 OWN = "tests.helpers.own_reward"
@@ -54,6 +55,20 @@ def test_the_part_that_decides_in_training_decides_in_every_evaluation(toys: Toy
 
 
 @pytest.mark.slow
+def test_a_run_whose_rewards_are_undecided_stops_before_its_update_and_goes_on_where_told(toys: Toys) -> None:
+    own = {"functions": {"broken": {"path": f"{OWN}.raises"}}, "allow_function": True}
+    config = str(toys.config("undecided-all", reward=own, train=STEP))
+    stopped = toys.runner("train", config)
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+    assert "16 of 16 rewards of this step are undecided, above reward.max_undecided=0.5: broken: " in stopped.output
+    run = toys.run("undecided-all")
+    assert not list(run.metrics()) and [step for step, _ in run.checkpoints()] == [0]
+    resumed = toys.runner("train", config, "--resume", "reward.max_undecided=1")
+    assert resumed.code == 0, resumed.output[-3000:]
+    assert [record["step"] for record in run.metrics()] == [1]
+
+
+@pytest.mark.slow
 def test_a_run_survives_a_hostile_judge_and_broken_functions(
     toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +77,7 @@ def test_a_run_survives_a_hostile_judge_and_broken_functions(
         "short": {"path": f"{OWN}.short_words", "weight": 0.5},
     }
     with chat_server() as server:
-        reward = {"functions": functions, "allow_function": True}
+        reward = {"functions": functions, "allow_function": True, "max_undecided": 1.0}
         section = judge(tmp_path, server.url("hang"), timeout=0.3, api_key_env="JUDGE_KEY")
         path = toys.config("hostile", reward={**reward, "judge": section}, train=STEP)
         result = toys.runner("train", str(path), environment={"JUDGE_KEY": "s3cret"})

@@ -188,7 +188,9 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     in_progress = Counter(group.problem.id for group in getattr(source, "in_progress", ()))
     expected = Counter(PROBLEMS[index].id for index in everything)
     skipped = Counter({key: count for key, count in expected.items() if dynamic and int(key) % 3 == 0}) - in_progress
-    assert trained + skipped + in_progress == expected
+    surplus = expected - trained - skipped - in_progress  # beyond a full step
+    assert trained + skipped + in_progress + surplus == expected
+    assert surplus.total() == sampling.ledger.skipped["surplus"] and (dynamic or not surplus)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,18 @@ from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import AlgorithmConfig, parse_config
 from vlm_rl.hadw import Belief
-from vlm_rl.rollouts.collect import Collecting, RolloutBatch, belief_after, collect, with_advantages
+from vlm_rl.rollouts.collect import (
+    Collecting,
+    RolloutBatch,
+    TooManyUndecidedError,
+    belief_after,
+    check_undecided,
+    collect,
+    with_advantages,
+)
 from vlm_rl.rollouts.prompt_order import Ledger
 from vlm_rl.rollouts.sampling import Graded
-from vlm_rl.types import Group
+from vlm_rl.types import Grade, Group, Reward
 
 ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dynamic sampling, of groups, of rewards
 
@@ -59,7 +67,50 @@ def test_the_belief_counts_what_dynamic_sampling_drops() -> None:
     batch = collected(source, ledger)
     assert batch.belief.ability == pytest.approx(5 / 12)
     assert [group.rewards for group in batch.groups] == [groups_of(ROUNDS)[0][1].rewards]
-    assert ledger.skipped == {"all_right": 1, "all_wrong": 1} and source.asked == [2, 1]
+    assert ledger.skipped == {"all_right": 1, "all_wrong": 1} and source.asked == [2, 2]
+
+
+MIXED = [RIGHT, WRONG, WRONG, WRONG]
+NO = Grade("wrong", "1", "text", "not the same")
+
+
+def test_dynamic_sampling_asks_for_whole_batches_until_the_step_is_full() -> None:
+    """One group of two is kept, then one of two again, and the third round would not be asked for; 2 rounds here."""
+    source, ledger = Rounds(groups_of([[[RIGHT] * 4, MIXED], [[WRONG] * 4, MIXED], [MIXED]])), Ledger(taken=4)
+    assert len(collected(source, ledger).groups) == 2
+    assert source.asked == [2, 2] and ledger.trained == 2
+
+
+def test_what_is_beyond_a_full_step_is_counted() -> None:
+    source, ledger = Rounds(groups_of([[[RIGHT] * 4, MIXED], [MIXED, MIXED]])), Ledger(taken=4)
+    assert len(collected(source, ledger).groups) == 2
+    assert ledger.skipped == {"all_right": 1, "surplus": 1} and ledger.trained == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "undecided", "stops"),
+    [(0.5, 4, False), (0.5, 5, True), (0.0, 1, True), (0.0, 0, False), (1.0, 8, False)],
+)
+def test_more_undecided_rewards_than_allowed_stop_a_step(most: float, undecided: int, stops: bool) -> None:
+    rewards = [
+        Reward({"accuracy": 0.0, "judge": 0.0}, NO, undecided={"judge": "late" if n < undecided else ""})
+        for n in range(8)
+    ]
+    if stops:
+        with pytest.raises(
+            TooManyUndecidedError, match=rf"{undecided} of 8 .*reward\.max_undecided={most:g}: judge: late"
+        ):
+            check_undecided(rewards, most=most)
+    else:
+        check_undecided(rewards, most=most)
+
+
+def test_what_is_only_logged_stops_no_step_and_the_grader_does() -> None:
+    logged = [Reward({"accuracy": 0.0}, NO, undecided={"judge": "late"})]
+    check_undecided(logged, most=0.0)
+    late = [Reward({"accuracy": 0.0}, Grade("timeout", "1", "math_verify", "it took too long"))]
+    with pytest.raises(TooManyUndecidedError, match="math_verify: it took too long"):
+        check_undecided(late, most=0.0)
 
 
 @pytest.mark.parametrize("name", ["dapo", "grpo"])
@@ -68,7 +119,7 @@ def test_groups_that_are_too_old_are_replaced_once(name: str) -> None:
     mixed = [RIGHT, WRONG, WRONG, WRONG]
     source, ledger = Rounds(groups_of([[mixed, mixed], [[WRONG] * 4]]), too_old=[1]), Ledger(taken=3)
     batch = collected(source, ledger, name=name)
-    assert source.asked == [2, 1] and ledger.skipped["stale"] == 1
+    assert source.asked == [2, 2 if name == "dapo" else 1] and ledger.skipped["stale"] == 1
     assert len(batch.groups) == (1 if name == "dapo" else 2)
 
 

@@ -132,6 +132,9 @@ class RewardConfig(ConfigSection):
     undecided: Literal["zero", "drop"] = "zero"
     """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
     the answer wrong (zero), or the response is left out (drop)."""
+    max_undecided: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """A run stops, saved and without this update, where more than this share of a step's responses got no verdict; 1
+    never stops it."""
     grader_workers: PositiveInt = 2
     """Worker processes per rank for symbolic comparisons. As many model-written programs run at a time."""
     grader_timeout: PositiveFloat = 5.0

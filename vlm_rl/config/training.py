@@ -26,6 +26,7 @@ MUTABLE_KEYS = (
     "rollout.server",  # where the servers are, their token, and how long to wait for them
     "train.max_skipped_in_a_row",
     "reward.function_timeout",
+    "reward.max_undecided",
     *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
 )
 
@@ -77,9 +78,10 @@ class AlgorithmConfig(ConfigSection):
     clip_high: NonNegativeFloat | None = None
     """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
     dynamic_sampling: bool | None = None
-    """Draw more prompts in place of groups whose answers are all right or all wrong; null: the algorithm's."""
-    max_sampling_rounds: PositiveInt = 3
-    """How many times dynamic sampling may draw prompts for one step."""
+    """Leave out groups whose answers are all right or all wrong, and draw whole batches until the step is full; null:
+    the algorithm's."""
+    max_sampling_rounds: PositiveInt = 10
+    """How many batches dynamic sampling may draw for one step; DAPO's script has 10."""
     std_ddof: Literal[0, 1] = 1
     """Degrees of freedom of the group's standard deviation."""
     correction_cap: PositiveFloat = 2.0

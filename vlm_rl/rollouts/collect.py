@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -47,15 +48,17 @@ class Collecting:
 def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> RolloutBatch:
     """Let the source sample and grade groups until there are enough, and compute their advantages.
 
-    Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong and asks for
-    as many again, at most algorithm.max_sampling_rounds times. The step then trains on what it has. Groups that are
-    too old are replaced once.
+    Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong. It asks for
+    a whole batch a round until the step is full, at most algorithm.max_sampling_rounds times; the step then trains on
+    what it has. Groups beyond a full step are surplus. Groups that are too old are replaced once.
 
     Args:
         run: what the batch is collected with.
         step: how many steps came before.
         belief: HA-DW's, before this batch.
         phase: gets the seconds of sampling, and of waiting for grades.
+
+    Raises TooManyUndecidedError where too many responses got no verdict.
     """
     wanted, is_dynamic, ledger = run.config.rollout.prompts_per_step, run.algorithm.dynamic_sampling, run.ledger
     rounds = left = run.config.algorithm.max_sampling_rounds if is_dynamic else 1
@@ -63,7 +66,7 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
     sampled: list[Reward] = []
     prompt_lengths: dict[str, int] = {}
     while True:
-        graded = run.source.next(step, wanted - len(kept), phase)
+        graded = run.source.next(step, wanted if is_dynamic else wanted - len(kept), phase)
         left -= 1
         prompt_lengths |= graded.prompt_lengths
         sampled += [reward for group in graded.groups for reward in group.rewards]
@@ -75,12 +78,15 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
                 left = max(left, 1)
             elif is_dynamic and (reason := without_contrast(group.rewards)):
                 ledger.skipped[reason] += 1
+            elif len(kept) == wanted:
+                ledger.skipped["surplus"] += 1
             else:
                 kept.append(group)
         if not left or len(kept) >= wanted:
             break
     ledger.trained += len(kept)
     ledger.check(in_progress=run.source.waiting)
+    check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
         run.note(f"step {step + 1}  {text}")
@@ -94,6 +100,22 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
     return RolloutBatch(groups, graded.prompts, prompt_lengths, after, metrics)
+
+
+class TooManyUndecidedError(Exception):
+    """Raised where more responses of a step got no verdict than reward.max_undecided allows."""
+
+
+def check_undecided(rewards: Sequence[Reward], *, most: float) -> None:
+    """Raise TooManyUndecidedError where more than the share `most` of the rewards is undecided."""
+    reasons = [reward.undecided_because for reward in rewards if reward.undecided_because]
+    if len(reasons) > most * len(rewards):
+        (reason, count), *_ = Counter(reasons).most_common(1)
+        raise TooManyUndecidedError(
+            f"{len(reasons)} of {len(rewards)} rewards of this step are undecided, above "
+            f"reward.max_undecided={most:g}: {reason} ({count} times). No update was made: repair what judges, or "
+            "raise that share"
+        )
 
 
 def without_contrast(rewards: Sequence[Reward]) -> str:

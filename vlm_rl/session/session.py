@@ -25,7 +25,7 @@ from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, prompts_to_
 from vlm_rl.model_files.model_folder import check_context, check_divides
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.rewards.reward import RewardFunction, open_accuracy
-from vlm_rl.rollouts.collect import Collecting
+from vlm_rl.rollouts.collect import Collecting, TooManyUndecidedError
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.rollouts.sampling import GroupSampling, SourceState
 from vlm_rl.rollouts.source import make_source
@@ -242,7 +242,7 @@ class Session:
         """Save this state and raise StoppedError if any rank is asked to stop. See Run.stop_if_asked."""
         self.run.stop_if_asked(state.info["step"], lambda: self.save(state))
 
-    def ask_to_stop(self, reason: ServersGoneError) -> None:
+    def ask_to_stop(self, reason: ServersGoneError | TooManyUndecidedError) -> None:
         """Let the next `stop_if_asked` save and stop, and say why."""
         self.run.ask_to_stop(f"{reason}: stopped")
 
