@@ -123,6 +123,28 @@ CASES: dict[str, Case] = {
         "PermissionError EPERM EPERM EPERM",
         said,
     ),
+    "memory in sockets, also in flight": (
+        "import array, socket\na, b = socket.socketpair()\n"
+        "rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [a.fileno()]))]\n"
+        "report(attempt(lambda: a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)),"
+        " attempt(lambda: a.sendmsg([b'z'], rights)), attempt(lambda: a.send(b'x')))",
+        LIMITS,
+        "PermissionError PermissionError done",
+        said,
+    ),
+    "what a whole machine or user shares": (
+        "x86 = os.uname().machine == 'x86_64'\nslots = ctypes.byref(ctypes.c_ulong(0))\n"
+        "report(call(206 if x86 else 0, 1000, slots), call(294 if x86 else 26, 0), call(458, 0, 0, 0, 0))",
+        LIMITS,
+        "EPERM EPERM EPERM",
+        said,
+    ),
+    "a loop of asyncio, which is no attack": (
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 5\nreport(asyncio.run(f()))",
+        LIMITS,
+        "5",
+        said,
+    ),
     "memory in pipes": (
         "import fcntl\nn = 0\ntry:\n    while True:\n        a, b = os.pipe(); n += 1\n"
         "        fcntl.fcntl(b, 1031, 1 << 20)\nexcept OSError: report('refused', n <= 64)",

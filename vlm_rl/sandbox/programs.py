@@ -26,7 +26,9 @@ from typing import IO, Any
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe, system_calls
 from vlm_rl.sandbox.interpreter import LIBRARIES, PYTHON, interpreter_files
-from vlm_rl.sandbox.program import Program, ProgramRun
+from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
+
+__all__ = ["Program", "ProgramLimits", "ProgramRun", "Sandbox", "SandboxError"]
 
 _GRACE = 60.0  # seconds beyond a program's own, after which its launcher is taken for hung
 _START_SECONDS = 60.0

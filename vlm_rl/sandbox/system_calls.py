@@ -2,7 +2,9 @@
 
 The walls are namespaces and limits. The filter adds what those cannot: a program stays one process, so the limit of
 its address space is the limit of its memory. It also takes away the memory that such a limit does not count (memfd,
-System V segments, message queues) and the parts of the kernel that a Python program never needs.
+System V segments, message queues, buffers of sockets and pipes beyond their default, sockets in flight), what all
+processes of a machine or a user share (slots of aio and inotify), and the parts of the kernel that a Python program
+never needs.
 """
 
 from __future__ import annotations
@@ -26,18 +28,22 @@ _REFUSED = """
     mq_open 240 180          socket 41 198           syslog 103 116         reboot 169 142
     kexec_load 246 104       kexec_file_load 320 294 init_module 175 105    finit_module 313 273
     modify_ldt 154 -         ioperm 173 -            iopl 172 -
+    io_setup 206 0           inotify_init 253 -      inotify_init1 294 26
+    setsockopt 54 208        sendmsg 46 211          sendmmsg 307 269
 """
 # From 424 on a call has one number on all machines: pidfd_send_signal, io_uring (3), open_tree, move_mount, fsopen,
-# fsconfig, fsmount, fspick, pidfd_open, pidfd_getfd, mount_setattr, memfd_secret.
-_REFUSED_EVERYWHERE = (*range(424, 435), 438, 442, 447)
+# fsconfig, fsmount, fspick, pidfd_open, pidfd_getfd, mount_setattr, memfd_secret, statmount, listmount.
+_REFUSED_EVERYWHERE = (*range(424, 435), 438, 442, 447, 457, 458)
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_SET_PIPE_SIZE = 1031
 _CLONE3 = 435
 _CLONE_THREAD = 0x10000
 _FOREIGN_TABLE = 0x40000000  # the bit of x86-64's second table of system calls (x32)
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
 
 
 def is_known_machine() -> bool:
@@ -65,7 +71,11 @@ def filter_program() -> bytes:
         _instruction(_RETURN, value=_ERRNO | errno.ENOSYS),
         _instruction(_JUMP_EQUAL, 0, 3, _CLONE[machine]),
         _instruction(_LOAD, value=_FIRST_ARGUMENT),
-        _instruction(_JUMP_BITS, len(numbers) + 1, 0, _CLONE_THREAD),  # a thread: to the end, which allows it
+        _instruction(_JUMP_BITS, len(numbers) + 5, 0, _CLONE_THREAD),  # a thread: to the end, which allows it
+        deny,
+        _instruction(_JUMP_EQUAL, 0, 3, _FCNTL[machine]),
+        _instruction(_LOAD, value=_SECOND_ARGUMENT),
+        _instruction(_JUMP_EQUAL, 0, len(numbers) + 1, _SET_PIPE_SIZE),
         deny,
     ]
     for index, number in enumerate(numbers):
