@@ -17,6 +17,7 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   times: seconds              # with frames, unless fps says it: a list with the time of each frame in seconds
   box: bbox                   # optional: the gold box of the row's only image, four numbers
   tests: tests                # optional: the answer is a program, and these are its tests (docs/code.md)
+  time_limit: seconds         # optional, beside tests: of one test; also memory_limit, in MiB
   response: trace             # optional: a whole response to learn from (`vlm-rl sft`), a text or a conversation
   id: uid                     # optional: without it, a hash of question, answer, response and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
@@ -91,6 +92,8 @@ class Columns(ConfigSection):
     box: str = ""
     response: str = ""
     tests: str = ""
+    time_limit: str = ""
+    memory_limit: str = ""
     frames: str = ""
     times: str = ""
     id: str = ""
@@ -100,6 +103,8 @@ class Columns(ConfigSection):
             yield "answer is missing: name the column of the gold, or that of the gold box as box"
         if self.tests and (self.answer or self.box or self.choices):
             yield "tests say what a right program is: leave out answer, box and choices"
+        if (self.time_limit or self.memory_limit) and not self.tests:
+            yield "time_limit and memory_limit are of programs: name the column of their tests too"
 
 
 class GenericSet(ConfigSection):
@@ -204,6 +209,10 @@ def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) ->
     yield from rows
 
 
+def _limit_columns(columns: Columns) -> list[tuple[str, str]]:
+    return [("seconds", columns.time_limit), ("memory", columns.memory_limit)]
+
+
 def _unwritten(value: Any) -> Any:
     """Return the list or object that a text prints, and any other value as it is."""
     if isinstance(value, str) and is_written(value):
@@ -226,7 +235,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.response:
         meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)
     if columns.tests:
-        tests = tests_in(cell(row, columns.tests))
+        limits = {name: cell(row, column) if column else None for name, column in _limit_columns(columns)}
+        tests = tests_in(cell(row, columns.tests), **limits)
         answer, meta["tests"] = tests.gold, tests.packed()
     else:
         boxes = meta["raw_boxes"] if not columns.answer else []

@@ -1,32 +1,221 @@
-"""Read the tests of a program from a cell of a table, in the forms in which sets of programming problems have them.
+"""Read the tests of a program from cells of a table, in the forms in which sets of programming problems have them.
 
     {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                         programs that read stdin
     {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}             a function, or a method of the class Solution
     [{"input": "1 2\\n", "output": "3\\n"}, ...]                        programs that read stdin
+    ["assert add(1, 2) == 3", ...]                                     a function
+    "def check(candidate):\\n    assert candidate(1, 2) == 3"            the same, with fn_name beside it
 
-Each may also be JSON text.
+Each may also be JSON text, or the text of the asserts. An object may hold the limits of each test (time_limit,
+memory_limit), which a table may have in columns of their own. Asserts are read, never run: what is expected stays
+outside of the sandbox.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
 
+# What solutions of contests take for granted, LeetCode's signatures above all.
+HEADER = """from typing import *
+import bisect, collections, functools, heapq, itertools, math, operator, re, string
+from collections import Counter, OrderedDict, defaultdict, deque"""
+_FORMS = (
+    '{"inputs": [...], "outputs": [...], "fn_name": ...}, a list of {"input": ..., "output": ...}, or asserts such '
+    'as ["assert add(1, 2) == 3"]'
+)
+_SECONDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|seconds?)?\.?\s*", re.IGNORECASE)
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(bytes|kb|kib|mb|mib|megabytes?|gb|gib)?\.?\s*", re.IGNORECASE)
+_MIB = {"bytes": 2**-20, "k": 2**-10, "m": 1.0, "g": 2**10}
+_LARGEST_IN_MIB = 1 << 16  # a number above it has bytes for a unit
 
-def tests_in(value: Any) -> CodeTests:
-    """Return the tests of a cell. Raises RowError for anything else."""
+
+def tests_in(value: Any, *, seconds: Any = None, memory: Any = None) -> CodeTests:
+    """Return the tests of a cell. Raises RowError for anything else.
+
+    Args:
+        value: the cell of the tests.
+        seconds: that of the time limit of one test, if there is one.
+        memory: that of the memory limit, if there is one; a number is in MiB, or in bytes where it is large.
+    """
     try:
-        tree = json.loads(value) if isinstance(value, str) else value
-        if isinstance(tree, list):
-            tree = {"inputs": [test["input"] for test in tree], "outputs": [test["output"] for test in tree]}
-        inputs, outputs, function = list(tree["inputs"]), list(tree["outputs"]), str(tree.get("fn_name") or "")
-        return CodeTests(inputs=inputs, outputs=outputs, function=function, rule="equal" if function else "lines")
+        tree = _parsed(value)
+        limits = _limits(tree if isinstance(tree, Mapping) else {}, seconds, memory)
+        return CodeTests(**_tests(tree), header=HEADER, **limits)
     except UserError as error:
         raise RowError("bad_tests", str(error)) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        forms = '{"inputs": [...], "outputs": [...], "fn_name": ...} or a list of {"input": ..., "output": ...}'
-        raise RowError("bad_tests", f"its tests are not {forms}: {error!r:.80}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, SyntaxError) as error:
+        raise RowError("bad_tests", f"its tests are not {_FORMS}: {error!r:.120}") from None
+
+
+def _parsed(value: Any) -> Any:
+    """Return the list or object of a cell; a text that is no JSON is one of asserts."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return [value] if "assert" in value else json.loads(value)
+
+
+def _tests(tree: Any) -> dict[str, Any]:
+    """Return inputs, outputs, the function and the rule of comparison."""
+    name = ""
+    if isinstance(tree, Mapping):
+        name = str(tree.get("fn_name") or tree.get("entry_point") or "")
+        tree = next((tree[key] for key in ("asserts", "test_list", "test") if tree.get(key)), tree)
+    if isinstance(tree, str):
+        tree = [tree]
+    if isinstance(tree, list) and tree and all(isinstance(item, str) for item in tree):
+        return _of_asserts("\n".join(tree), name)
+    if isinstance(tree, list):
+        tree = {"inputs": [test["input"] for test in tree], "outputs": [test["output"] for test in tree]}
+    rule = "equal" if name else "lines"
+    return {"inputs": list(tree["inputs"]), "outputs": list(tree["outputs"]), "function": name, "rule": rule}
+
+
+# -- asserts -------------------------------------------------------------------------------------------
+
+
+class _Assert(NamedTuple):
+    function: str
+    arguments: list[Any]
+    expected: Any
+    tolerance: float
+
+
+def _of_asserts(text: str, name: str) -> dict[str, Any]:
+    """Return the tests that asserts describe, those inside of `def check(candidate)` too.
+
+    Args:
+        text: the asserts, a Python text.
+        name: the function that `candidate` stands for.
+    """
+    asserts = [_read_assert(node) for node in _asserts(ast.parse(text))]
+    functions = {name if item.function == "candidate" and name else item.function for item in asserts}
+    if len(functions) != 1:
+        raise ValueError(f"asserts call {len(functions)} functions: {', '.join(sorted(functions))}")
+    return {
+        "inputs": [item.arguments for item in asserts],
+        "outputs": [item.expected for item in asserts],
+        "function": functions.pop(),
+        "rule": "same",
+        "atol": max(item.tolerance for item in asserts),
+    }
+
+
+def _asserts(module: ast.Module) -> Iterator[ast.Assert]:
+    """Yield the asserts; whatever else the text does but import and define `check` is refused."""
+    for node in module.body:
+        body = node.body if isinstance(node, ast.FunctionDef) and node.name == "check" else [node]
+        for inner in body:
+            if isinstance(inner, ast.Assert):
+                if not isinstance(inner.test, ast.Constant):  # assert True, "..."
+                    yield inner
+            elif not _means_nothing(inner):
+                raise ValueError(f"{ast.unparse(inner)[:60]!r} is no assert")
+
+
+def _means_nothing(node: ast.stmt) -> bool:
+    """Tell whether a statement is an import, a text, METADATA = ..., `pass`, or a call of `check`."""
+    if isinstance(node, ast.Expr):
+        call = node.value
+        return isinstance(call, ast.Constant) or (
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"
+        )
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass) or (
+        isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["METADATA"]
+    )
+
+
+def _read_assert(node: ast.Assert) -> _Assert:
+    """Return an assert that compares a call with a value: ==, is, isclose, abs(call - value) < t, not, or nothing."""
+    test = node.test
+    match test:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+            call, value = (left, right) if isinstance(left, ast.Call) and _is_own(left) else (right, left)
+            return _assert(call, _value(value))
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
+            ops=[ast.Lt() | ast.LtE()],
+            comparators=[limit],
+        ):
+            call, value = (left, right) if isinstance(left, ast.Call) else (right, left)
+            return _assert(call, _value(value), float(_value(limit)))
+        case ast.Call(
+            func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"), args=[call, value], keywords=options
+        ):
+            given = {option.arg: float(_value(option.value)) for option in options}
+            expected = float(_value(value))
+            relative = given.get("rel_tol", given.get("rtol", 1e-9)) * abs(expected)
+            return _assert(call, expected, max(relative, given.get("abs_tol", given.get("atol", 0.0))))
+        case ast.UnaryOp(op=ast.Not(), operand=call):
+            return _assert(call, False)
+        case ast.Call():
+            return _assert(test, True)
+    raise ValueError(f"{ast.unparse(node)[:80]!r} does not compare a call with a value")
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise ValueError(f"{ast.unparse(node)[:80]!r} is no plain value") from None
+
+
+def _is_own(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id not in ("set", "sorted", "list", "tuple", "float", "str")
+
+
+def _assert(call: ast.expr, expected: Any, tolerance: float = 0.0) -> _Assert:
+    if isinstance(call, ast.Call) and _is_own(call) and not call.keywords:
+        function = call.func
+        assert isinstance(function, ast.Name)
+        return _Assert(function.id, [_value(argument) for argument in call.args], expected, tolerance)
+    raise ValueError(f"{ast.unparse(call)[:80]!r} is no call of a function with plain arguments")
+
+
+# -- limits --------------------------------------------------------------------------------------------
+
+
+def _limits(tree: Mapping[str, Any], seconds: Any, memory: Any) -> dict[str, Any]:
+    given = {
+        "seconds": next((v for v in (seconds, tree.get("time_limit"), tree.get("seconds")) if v is not None), None),
+        "memory_mib": next(
+            (
+                v
+                for v in (memory, *(tree.get(f"memory_{key}") for key in ("limit", "limit_bytes", "mib")))
+                if v is not None
+            ),
+            None,
+        ),
+    }
+    readers = {"seconds": _seconds, "memory_mib": _mib}
+    return {name: readers[name](value) for name, value in given.items() if value is not None}
+
+
+def _seconds(value: Any) -> float:
+    """Return the seconds of 2, 2.5, "2 seconds", "500 ms", or of CodeContests' {"seconds": 2, "nanos": 0}."""
+    if isinstance(value, Mapping):
+        return float(value.get("seconds") or 0) + float(value.get("nanos") or 0) / 1e9
+    if (match := _SECONDS.fullmatch(str(value))) is None:
+        raise ValueError(f"the time limit is {value!r}; give seconds, such as 2 or 2.5 seconds")
+    return float(match[1]) * (1e-3 if (match[2] or "").lower().startswith("m") else 1)
+
+
+def _mib(value: Any) -> int:
+    """Return the MiB of 256, "256 MB", "256 megabytes", 268435456."""
+    if (match := _MEMORY.fullmatch(str(value))) is None:
+        raise ValueError(f"the memory limit is {value!r}; give MiB, such as 256 or 256 MB")
+    unit = (match[2] or "").lower()
+    number = float(match[1])
+    if not unit:
+        unit = "bytes" if number > _LARGEST_IN_MIB else "m"
+    return max(1, round(number * _MIB[unit if unit == "bytes" else unit[0]]))

@@ -211,7 +211,7 @@ CASES: dict[str, Case] = {
     "the environment": (
         "report(*sorted(os.environ), any('SECRET' in key + value for key, value in os.environ.items()))",
         LIMITS,
-        "HOME LANG LD_LIBRARY_PATH PATH False",
+        "HOME LANG LD_LIBRARY_PATH OPENBLAS_NUM_THREADS PATH PYTHONPATH False",
         said,
     ),
     "descriptors that were left open": (

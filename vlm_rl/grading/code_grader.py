@@ -20,7 +20,7 @@ from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.reasons import shorten
 from vlm_rl.sandbox.functions import Answers, call_function, encode
-from vlm_rl.sandbox.program import Program, ProgramLimits
+from vlm_rl.sandbox.program import Program, ProgramLimits, explained
 from vlm_rl.sandbox.programs import Sandbox, SandboxError
 from vlm_rl.types import Verdict
 
@@ -125,7 +125,7 @@ class CodeGrader:
                 reason = f"returned {shown(value)} in place of {shown(expected[number])}"
                 return "wrong", f"test {number + 1} of {total}: {reason}"
         if answers.fault:
-            return "wrong", f"test {len(answers.values) + 1} of {total}: {shorten(answers.fault)}"
+            return "wrong", f"test {len(answers.values) + 1} of {total}: {shorten(explained(answers.fault))}"
         return "correct", f"passes all {total} tests"
 
     def _expected(self, sandbox: Sandbox, tests: CodeTests) -> list[Any] | str:

@@ -2,6 +2,7 @@
 
     lines                LiveCodeBench, programs that read stdin (lcb_runner/evaluation/testing_util.py, grade_stdio)
     equal                LiveCodeBench, functions (the same file, grade_call_based)
+    same                 asserts of users' own sets
     evalplus_humaneval   HumanEval+ (evalplus/eval/__init__.py of EvalPlus 0.3.1, check_output)
     evalplus_mbpp        MBPP+ (the same function)
 
@@ -46,6 +47,12 @@ def _same_line(ours: str, theirs: str) -> bool:
 def equal_values(_: Sequence[Any], value: Any, expected: Any, **__: object) -> bool:
     """Tell whether a value equals the expected one; a tuple counts as a list."""
     return (list(value) if isinstance(value, tuple) else value) == expected
+
+
+def same_value(_: Sequence[Any], value: Any, expected: Any, *, atol: float, **__: object) -> bool:
+    """Tell whether a value equals the expected one as an assert compares them, or is as close as it allows."""
+    is_close = atol > 0 and isinstance(value, int | float) and abs(value - expected) <= atol
+    return bool(is_close or value == expected)
 
 
 def evalplus_humaneval(call: Sequence[Any], value: Any, expected: Any, *, function: str, atol: float) -> bool:
@@ -117,6 +124,7 @@ def _digit_distance(first: int, second: int) -> int:
 RULES: Mapping[str, Callable[..., bool]] = {
     "lines": same_lines,
     "equal": equal_values,
+    "same": same_value,
     "evalplus_humaneval": evalplus_humaneval,
     "evalplus_mbpp": evalplus_mbpp,
 }

@@ -32,6 +32,8 @@ class Opaque:
 
 def encode(value: Any) -> Any:
     """Return plain data as JSON that keeps the types apart; subclasses become the type that they extend."""
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -339,7 +339,8 @@ def become_program(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str
         resource.setrlimit(kind, (allowed, allowed))
     install_filter(bytes.fromhex(plan["filter"]))
     environment = {"PATH": "/python/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": plan["libraries"]}
-    os.execve(plan["python"], [plan["python"], "-I", "-B", "-X", "utf8", "/tmp/main.py"], environment)
+    environment |= {"PYTHONPATH": plan["packages"], "OPENBLAS_NUM_THREADS": "1"}
+    os.execve(plan["python"], [plan["python"], "-P", "-s", "-B", "-X", "utf8", "/tmp/main.py"], environment)
 
 
 # -- system calls ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
 
 _MEMORY = 256 << 20
 _THREADS = 8
-_ENVIRONMENT = {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "LC_CTYPE"}
+_ENVIRONMENT = {"PYTHONPATH", "OPENBLAS_NUM_THREADS", "PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "LC_CTYPE"}
 
 
 # Prints what it could do, as JSON.

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vlm_rl.errors import signal_name
+
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']{1,80})'")
+
+
+def explained(error: str) -> str:
+    """Return the last line of a traceback, or what it means where a module is not inside the walls."""
+    if (missing := _MISSING_MODULE.fullmatch(error)) is None:
+        return error
+    return (
+        f"it imports {missing[1]}, which is not there: the sandbox has the standard library, and NumPy if installed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +73,4 @@ class ProgramRun:
         if self.code < 0:
             return f"killed by {signal_name(-self.code)} after {self.cpu_seconds:.1f} CPU seconds"
         last = self.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"exit code {self.code}" + (f": {last[:200]}" if self.code and last else "")
+        return f"exit code {self.code}" + (f": {explained(last)[:200]}" if self.code and last else "")

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe, system_calls
-from vlm_rl.sandbox.interpreter import LIBRARIES, PYTHON, interpreter_files
+from vlm_rl.sandbox.interpreter import LIBRARIES, PACKAGES, PYTHON, interpreter_files
 from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
 
 __all__ = ["Program", "ProgramLimits", "ProgramRun", "Sandbox", "SandboxError"]
@@ -120,7 +120,13 @@ class _Launcher:
         """Start it. Raises UserError where the kernel refuses a wall."""
         program = Path(__file__).with_name("launcher.py")
         filter_of_calls = system_calls.filter_program().hex()
-        plan = {"files": interpreter_files(), "python": PYTHON, "libraries": LIBRARIES, "filter": filter_of_calls}
+        plan = {
+            "files": interpreter_files(),
+            "python": PYTHON,
+            "libraries": LIBRARIES,
+            "packages": PACKAGES,
+            "filter": filter_of_calls,
+        }
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         self._process = subprocess.Popen(
             [os.path.realpath(sys.executable), "-I", "-S", "-B", str(program), json.dumps(plan)],

@@ -1,0 +1,133 @@
+"""The tests of programs in the forms of users' sets, and programs that are judged by them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vlm_rl.data_prep.readers.program_tests import tests_in as read_tests
+from vlm_rl.data_prep.records import RowError
+from vlm_rl.grading.code_grader import CodeGrader
+
+ADD = {"function": "add", "inputs": [[1, 2]], "outputs": [3]}
+CHECK = """METADATA = {'author': 'x'}
+
+def check(candidate):
+    assert True, 'sanity'
+    assert candidate(1, 2) == 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "wanted"),
+    [
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, ADD),
+        (["assert add(1, 2) == 3"], ADD),
+        (json.dumps(["assert add(1, 2) == 3"]), ADD),
+        ("assert add(1, 2) == 3", ADD),
+        ("import math\nassert add(1, 2) == 3, 'one and two'", ADD),
+        (["assert 3 == add(1, 2)"], ADD),
+        ({"test": CHECK, "entry_point": "add"}, ADD),
+        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": ""}, ADD),
+        ({"asserts": "assert add(1, 2) == 3"}, ADD),
+        (CHECK + "\ncheck(add)", ADD | {"function": "candidate"}),
+        (["assert is_even(2)", "assert not is_even(3)", "assert is_even(4) is True"],
+         {"function": "is_even", "inputs": [[2], [3], [4]], "outputs": [True, False, True]}),
+        (["assert f([1, -2], {'a': (1,)}) == {1, 2}", "assert f([], {}) is None"],
+         {"inputs": [[[1, -2], {"a": (1,)}], [[], {}]], "outputs": [{1, 2}, None]}),
+        (["assert abs(root(2) - 1.414) < 1e-3", "assert math.isclose(root(4), 2, rel_tol=1e-4)"],
+         {"inputs": [[2], [4]], "outputs": [1.414, 2.0], "atol": 1e-3}),
+    ],
+)  # fmt: skip
+def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
+    tests = read_tests(cell)
+    assert {key: getattr(tests, key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (["assert sorted(f(1)) == [1]"], "'sorted.f.1..' is no plain value"),
+        (["assert f(1) == g(1)"], "'g.1.' is no plain value"),
+        (["assert f(x=1) == 1"], "no call of a function with plain arguments"),
+        (["assert f(1) == 1", "assert g(1) == 1"], "asserts call 2 functions: f, g"),
+        (["assert f(1) < 2"], "does not compare a call with a value"),
+        (["x = open('/etc/passwd')", "assert f(1) == 2"], "is no assert"),
+        (["assert f(1) =="], "invalid syntax"),
+        (["assert f(" * 300], "assert"),
+        ("five", "its tests are not"),
+        ({"inputs": ["1"], "outputs": ["2"], "time_limit": "soon"}, "time limit is 'soon'"),
+        ({"inputs": ["1"], "outputs": ["2"], "time_limit": 0}, "seconds is 0"),
+        ({"inputs": ["1"], "outputs": ["2"], "memory_limit": "much"}, "memory limit is 'much'"),
+    ],
+)
+def test_what_is_no_test_is_refused_with_its_words(cell: Any, words: str) -> None:
+    with pytest.raises(RowError, match=words) as refused:
+        read_tests(cell)
+    assert refused.value.reason == "bad_tests"
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [(2, 2), (2.5, 2.5), ("2", 2), ("2 seconds", 2), ("500 ms", 0.5), ({"seconds": 1, "nanos": 5e8}, 1.5)],
+)
+def test_a_row_has_a_time_limit_of_its_own(time: Any, seconds: float) -> None:
+    io = {"inputs": ["1"], "outputs": ["2"]}
+    assert read_tests(io | {"time_limit": time}).seconds == seconds
+    assert read_tests(io, seconds=time).seconds == seconds
+    assert read_tests(io).seconds == 6
+
+
+@pytest.mark.parametrize(
+    ("memory", "mib"),
+    [(256, 256), ("256", 256), ("256 MB", 256), ("256 megabytes", 256), (256 << 20, 256), ("1 GB", 1024)],
+)
+def test_a_row_has_a_memory_limit_of_its_own(memory: Any, mib: int) -> None:
+    io = {"inputs": ["1"], "outputs": ["2"]}
+    assert read_tests(io | {"memory_limit": memory}).memory_mib == mib
+    assert read_tests(io, memory=memory).memory_mib == mib
+
+
+PROGRAMS = [  # program, tests, verdict, words of the reason
+    (
+        "class Solution:\n    def add(self, a: int, b: Optional[int]) -> int:\n        return a + b",
+        "==",
+        "correct",
+        "",
+    ),
+    ("def add(a: List[int], b):\n    return math.comb(a + b, 1)", "==", "correct", ""),
+    ("import numpy as np\ndef add(a, b):\n    return np.array([a, b]).sum()", "==", "correct", ""),
+    ("import numpy as np\ndef add(a, b):\n    return np.array([a, b])", "==", "wrong", "in place of 3"),
+    ("import pandas\ndef add(a, b):\n    return 3", "==", "wrong", "it imports pandas, which is not there"),
+    ("def add(a, b):\n    return 3.0005", "~", "correct", ""),
+    ("def add(a, b):\n    return 3.02", "~", "wrong", "returned 3.02 in place of 3"),
+    ("def add(a, b):\n    return '3'", "~", "wrong", "in place of 3"),
+]
+
+
+@pytest.mark.parametrize(("program", "kind", "verdict", "words"), PROGRAMS)
+def test_a_program_is_judged_by_asserts(
+    programs: CodeGrader, program: str, kind: str, verdict: str, words: str
+) -> None:
+    cell = {"==": ["assert add(1, 2) == 3"], "~": ["assert abs(add(1, 2) - 3) < 1e-2"]}[kind]
+    ((said, reason),) = programs.judge([(program, {"tests": read_tests(cell).packed()})])
+    assert said == verdict and words in reason, reason
+
+
+def test_a_program_that_reads_stdin_says_what_it_imports_in_vain(programs: CodeGrader) -> None:
+    meta = {"tests": read_tests([{"input": "1", "output": "1"}]).packed()}
+    verdicts = programs.judge([("import pandas", meta), ("import numpy\nprint(numpy.int64(input()))", meta)])
+    assert verdicts[0][0] == "wrong" and "it imports pandas, which is not there" in verdicts[0][1]
+    assert verdicts[1] == ("correct", "passes all 1 tests")
+
+
+@pytest.fixture(scope="module")
+def programs() -> Any:
+    with CodeGrader(workers=1) as grader:
+        try:
+            grader.check()
+        except Exception as error:
+            pytest.skip(str(error))
+        yield grader
