@@ -19,6 +19,7 @@ from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.commands import measuring, reporting
+from vlm_rl.commands.refusal import refuse
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
@@ -506,3 +507,16 @@ def test_help_lists_the_names_that_an_option_takes(command: str, option: str, na
 def _commands(name: str, parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return {f"{name} {inner}": child for commands in found for inner, child in commands.items()}
+
+
+def test_a_rank_that_refuses_alone_says_so_and_waits_no_longer_than_it_must(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others wait in a collective and never come; two ranks with different reasons are both heard."""
+    monkeypatch.setattr("vlm_rl.commands.refusal._PATIENCE", 0.1)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for local_rank, message in (("0", "no model"), ("1", "no data")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert refuse(message) == 2
+    assert capsys.readouterr().err == "vlm-rl: no model\nvlm-rl: no data\n"

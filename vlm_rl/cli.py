@@ -1,8 +1,8 @@
 """The command line `vlm-rl`. Its commands are added and run in vlm_rl.commands.
 
-A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
-keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
-parsed.
+A UserError is printed as its message and exits with 2 (commands.refusal), and so does a full disk. Any other exception
+is our fault and keeps its traceback. Heavy imports happen inside the function that runs a command, never before the
+arguments are parsed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import vlm_rl
 from vlm_rl.commands import measuring, papers, preparing, reporting, training
+from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only. And
@@ -42,16 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
-        print(f"vlm-rl: {error}", file=sys.stderr)
-        return 2
+        return refuse(str(error))
     except OSError as error:
         if error.errno in DISK_ERRORS:
             _discard_output()  # it may be what could not be written
         elif error.errno not in PATH_ERRORS or error.filename is None:
             raise
         advice = "free some space, make the place writable, or choose a different one"
-        print(f"vlm-rl: {error}: {advice}", file=sys.stderr)
-        return 2
+        return refuse(f"{error}: {advice}")
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130

@@ -5,9 +5,10 @@
     measuring   eval, with compare and export; score, grade
     reporting   report, demo, track, export
     papers      paper
+    refusal     prints what a user did wrong, and ends all ranks alike
 
 Private to this room: shared, options and checks of several commands.
 """
 
-__all__ = ["measuring", "papers", "preparing", "reporting", "training"]
+__all__ = ["measuring", "papers", "preparing", "refusal", "reporting", "training"]
 _USES = "every room"
