@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import naming_untested
 from vlm_rl.learner.sft import warm_start
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -71,6 +74,31 @@ def test_an_unsupported_model_gives_one_message(
         builder = PromptBuilder(model, template=TEMPLATES["plain"])
         warm_start([], tmp_path / "sft", model_path=model, builder=builder, config=TrainConfig(), batch_size=1)
     assert not (tmp_path / "run").exists() and not (tmp_path / "eval").exists() and not (tmp_path / "sft").exists()
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
+def test_what_padded_rows_cannot_compute_gives_one_message(
+    model_type: str, tiny_model: Path, sets: dict[bool, Path], tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    """Models of states alone, whose classes know neither sdpa nor positions, and which state a context here."""
+    model = save_odd(tmp_path / "model", model_type, tiny_model)
+    tree = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(tree | {"max_position_embeddings": 512}))
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"out: {tmp_path / 'run'}\nmodel: {{path: {model}, rows: padded}}\n"
+        f"data: {{train: [{sets[False]}], max_prompt_tokens: 256, template: plain}}\n"
+        "rollout: {prompts_per_step: 2, responses_per_prompt: 2, max_tokens: 8, sampler: transformers}\n"
+        "reward: {overlong_buffer: 4}\ntrain: {steps: 1, mini_batch_prompts: 2, micro_batch_tokens: 512}\n"
+    )
+    said = refusal("train", config)
+    assert f"a model of type '{model_type}' cannot be trained here" in said and "failed in padded rows" in said
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    config = SimpleNamespace(model_type="qwen2_5_vl")
+    with pytest.raises(TypeError), naming_untested(config):
+        raise TypeError("ours")
 
 
 def test_the_demo_refuses_a_model_without_a_context(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The command line `vlm-rl`. Its commands are added and run in vlm_rl.commands.
 
-A UserError is printed as its message and exits with 2 (commands.refusal), and so does a full disk. Any other exception
-is our fault and keeps its traceback. Heavy imports happen inside the function that runs a command, never before the
-arguments are parsed.
+A UserError is printed as its message and exits with 2 (commands.refusal), and so does a full disk. Any other
+exception is our fault and keeps its traceback. Heavy imports happen inside the function that runs a command, never
+before the arguments are parsed.
 """
 
 from __future__ import annotations

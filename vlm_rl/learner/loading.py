@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig
 from vlm_rl.data.prompts import PromptBuilder
@@ -14,7 +14,7 @@ from vlm_rl.data.sets import check_patch_size
 from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import PADDED_COST
+from vlm_rl.learner.architectures import PADDED_COST, naming_untested
 from vlm_rl.learner.attention import patches as layer_patches
 from vlm_rl.learner.deepspeed import check_deepspeed_options
 from vlm_rl.learner.lora import describe
@@ -99,20 +99,22 @@ def load_policy(
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
     from_main(lambda: check_whole(path))
     in_4bit = settings.lora is not None and settings.lora.load_in_4bit
-    model = load_model(
-        path,
-        dtype=dtype,
-        device=device,
-        rows=settings.rows,
-        shard_for=None if in_4bit else config.train,
-        in_4bit=in_4bit,
-    )
-    check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
+    with naming_untested(AutoConfig.from_pretrained(path, trust_remote_code=False)):
+        model = load_model(
+            path,
+            dtype=dtype,
+            device=device,
+            rows=settings.rows,
+            shard_for=None if in_4bit else config.train,
+            in_4bit=in_4bit,
+        )
+        check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
     policy = policy_of(model, settings, banned_ids=banned_ids, temperature=temperature)
     if settings.lora is not None:
         base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
         policy.add_adapters(settings.lora, base=base, seed=config.seed)
-    check.compare(policy, path=path)  # new adapters change nothing
+    with naming_untested(model.config):
+        check.compare(policy, path=path)  # new adapters change nothing
     if rank() == 0:
         console = make_console()
         console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)

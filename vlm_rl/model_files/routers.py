@@ -21,6 +21,11 @@ def routers_of(model: nn.Module) -> dict[int, nn.Module]:
     return routers
 
 
+def is_known_output(output: Any) -> bool:
+    """Tell whether a router returned what RouterOutput says; classes of other families have outputs of their own."""
+    return isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point()
+
+
 class RoutingRecord:
     """Which experts the routers of a model chose in its last forward pass."""
 

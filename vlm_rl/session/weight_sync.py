@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vlm_rl.learner.architectures import naming_untested
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
@@ -54,7 +55,8 @@ class WeightSync:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.params, max_tokens=min(TOKENS, self.params.max_tokens), responses=RESPONSES)
         request = SampleRequest([self.probe], params, seed=self.seed, step=-1, together=True)
-        (rollouts,) = self.sampler.generate(request)
+        with naming_untested(self.learner.policy.model.config):
+            (rollouts,) = self.sampler.generate(request)
         gap = probe_gap(self.learner.log_probs, self.learner.policy.model, self.probe, rollouts)
         if not gap <= self.limit:  # NaN too
             raise StaleWeightsError(
