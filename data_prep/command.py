@@ -156,10 +156,10 @@ def _print_counts(out: Path, report: PrepareReport) -> None:
             f"{bad_texts} rows hold text that is not UTF-8 (dropped.jsonl has examples): if the file has an "
             "encoding of its own, name it with --encoding, e.g. cp1252 or gbk"
         )
-    if left_out := report.notes.get("system_left_out"):
+    if kept := report.notes.get("system"):
         print(
-            f"{left_out} rows have a system or developer text, which is left out: where it matters, write it into "
-            "the question, or into a template"
+            f"{kept} rows have a system or developer text, which a prompt holds behind the template's own: where it "
+            "asks for a different form of the answer, remove it from the table"
         )
     if missing := report.dropped.get("image_missing"):
         print(

@@ -158,7 +158,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
             raise RowError("prompt_too_long", detail, known=True)
         problem = replace(problem, meta={**problem.meta, "prompt_too_long": True})
     flags = ("markers_prepended", "blank_image", "typeset_image", "gold_unverified", "annotations_only")
-    flags += ("prompt_too_long", "alternatives", "system_left_out")
+    flags += ("prompt_too_long", "alternatives", "system")
     kept = KeptRow(
         where=row.where,
         id=problem.id,

@@ -74,13 +74,14 @@ def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
     return contents[0] if len(contents) == 1 else [part for content in contents for part in _as_parts(content)]
 
 
-def has_system_text(row: Fields, column: str) -> bool:
-    """Say whether a conversation has a system or developer turn that says something, or the row a system column."""
+def system_text(row: Fields, column: str) -> str:
+    """Return what a conversation's system and developer turns and the row's system column say; "" where nothing."""
     value = cell(row, column)
     turns = [turn for item in value if (turn := _turn(item)) is not None] if is_conversation(value) else []
     texts = [content_text(content) for role, content in turns if role in SYSTEM]
     texts += [row.get(name) for name in ("system", "system_prompt") if column != name]
-    return any(isinstance(text, str) and text.strip() for text in texts)
+    said = (text.strip() for text in texts if isinstance(text, str))
+    return "\n\n".join(dict.fromkeys(filter(None, said)))
 
 
 def _as_parts(content: Any) -> list[Any]:

@@ -47,7 +47,7 @@ from pydantic import Field
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.gold_boxes import read_raw_boxes
-from vlm_rl.data_prep.readers.cells import answer_of, cell, has_system_text, images_of, question_of, video_of
+from vlm_rl.data_prep.readers.cells import answer_of, cell, images_of, question_of, system_text, video_of
 from vlm_rl.data_prep.readers.hub import locate
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore
 from vlm_rl.data_prep.readers.numbered_images import place_images
@@ -225,8 +225,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
     question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
     meta: dict[str, Any] = {"test_only": True} if mapping.test_only else {}
-    if has_system_text(row, columns.question):
-        meta["system_left_out"] = True
+    if system := system_text(row, columns.question):
+        meta["system"] = system
     if columns.hint and not is_missing(hint := cell(row, columns.hint)):
         question = f"Hint: {hint}\n{question}"
     if columns.box:
@@ -261,7 +261,10 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         id_of({columns.id: cell(row, columns.id)}, columns.id)
         if columns.id
         else digest_row(
-            images, question, gold, *(str(meta[key]) for key in ("response", "videos", "tests") if key in meta)
+            images,
+            question,
+            gold,
+            *(str(meta[key]) for key in ("response", "videos", "tests", "system") if key in meta),
         )
     )
     problem = Problem(

@@ -68,18 +68,19 @@ def test_what_is_no_question_with_its_answer_is_dropped_by_name(turns: list, rea
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 @pytest.mark.parametrize("text", ["Count in dozens.", [{"type": "text", "text": "Count in dozens."}]])
-def test_system_text_that_is_left_out_is_counted_and_said(
+def test_system_text_is_kept_counted_and_said(
     role: str, text: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (row,) = prepared(tmp_path, [(role, text), ("user", "How many?"), ("assistant", "1/4")])
-    assert row["question"] == "How many?" and json.loads(row["meta"]) == {"system_left_out": True}
-    assert manifest_of(tmp_path / "set")["notes"] == {"system_left_out": 1}
-    assert "1 rows have a system or developer text, which is left out" in capsys.readouterr().out
+    assert row["question"] == "How many?" and json.loads(row["meta"]) == {"system": "Count in dozens."}
+    assert manifest_of(tmp_path / "set")["notes"] == {"system": 1}
+    assert "1 rows have a system or developer text, which a prompt holds" in capsys.readouterr().out
 
 
-def test_a_column_of_system_text_counts_and_an_empty_one_does_not(tmp_path: Path) -> None:
-    prepared(tmp_path, [("system", " "), ("user", "How many?"), ("assistant", "3")], system="Be brief.")
-    assert manifest_of(tmp_path / "set")["notes"] == {"system_left_out": 2}
+def test_system_texts_are_joined_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    turns = [("system", " "), ("developer", "Count."), ("user", "How many?"), ("assistant", "3")]
+    (row,) = prepared(tmp_path, turns, system="Be brief.")
+    assert json.loads(row["meta"]) == {"system": "Count.\n\nBe brief."}
     (tmp_path / "other").mkdir()
     prepared(tmp_path / "other", [("system", " "), ("user", "How many?"), ("assistant", "3")], system="")
     assert manifest_of(tmp_path / "other/set")["notes"] == {}

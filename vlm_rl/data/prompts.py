@@ -162,10 +162,13 @@ class PromptBuilder:
     def _render_unexpanded(self, problem: Problem) -> tuple[str, list[int]]:
         """Return (rendered text, ids with one placeholder per image or video)."""
         texts, markers = split_at_markers(problem.question, problem.videos)
+        texts = [str(problem.meta.get("system", "")), *texts]
         sentinels = make_sentinels(texts)
-        if markers and not texts[0]:
+        if not texts[0]:
             sentinels[0] = ""
-        messages = [*self._system(), self._user(sentinels, markers)]
+        if markers and not texts[1]:
+            sentinels[1] = ""
+        messages = [*self._system(sentinels[0]), self._user(sentinels[1:], markers)]
         skeleton = self._render(messages) + self.template.prefill
         text = skeleton
         original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
@@ -266,8 +269,9 @@ class PromptBuilder:
                 f"({self.model_path}) take none here; use Qwen2.5-VL or Qwen3-VL"
             )
 
-    def _system(self) -> list[dict[str, Any]]:
-        text = self.template.system
+    def _system(self, of_row: str = "") -> list[dict[str, Any]]:
+        """Return the system's message, the template's text first; none where neither says anything."""
+        text = "\n\n".join(filter(None, [self.template.system, of_row]))
         content = [{"type": "text", "text": text}] if self.is_vision else text  # Idefics3 drops a plain string
         return [{"role": "system", "content": content}] if text else []
 

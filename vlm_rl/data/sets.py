@@ -140,6 +140,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
     "test_only": (lambda value: isinstance(value, bool), "true or false"),
     "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
     "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
+    "system": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),
     "unit": (lambda value: isinstance(value, str), "text"),
     "box": (_are_boxes, "four fractions of the image's sides, x1 < x2 and y1 < y2, or a list of several such boxes"),
     "response": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),

@@ -129,8 +129,8 @@ def naming_untested(config: Any) -> Iterator[None]:
             raise
         raise UserError(
             f"a model of type {config.model_type!r} cannot be trained here: no test knows this type, and "
-            f"transformers' own code of it failed in padded rows ({type(error).__name__}: {str(error)[:200]}); use one of "
-            f"{', '.join(SUPPORTED)}"
+            f"transformers' own code of it failed in padded rows ({type(error).__name__}: {str(error)[:200]}); use "
+            f"one of {', '.join(SUPPORTED)}"
         ) from error
 
 
