@@ -17,7 +17,7 @@ _NUMBER = re.compile(  # of a part of a table
     re.I,
 )
 _LAST_NUMBER = re.compile(r"(?:^|[-_.])(\d+)$")
-_SHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+_SHEETS = (".xlsm", ".xls", ".ods", ".numbers")
 _SPLIT = re.compile(r"(?:^|.*[-_.])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:mini)?|eval)(?:[-_.].*)?")
 
 
@@ -129,10 +129,9 @@ def _is_beside_image(file: Path) -> bool:
 def _check_spreadsheet(files: list[Path]) -> None:
     """Raise UserError for a spreadsheet, with the command that makes a table of it."""
     if sheet := next((file for file in files if file.suffix.lower() in _SHEETS), None):
-        made = sheet.with_suffix(".csv")
         raise UserError(
-            f"{sheet}: is a spreadsheet, which is not read. Save it as CSV in UTF-8, or run: pip install openpyxl && "
-            f"python -c \"import pandas; pandas.read_excel('{sheet}', dtype=str).to_csv('{made}', index=False)\""
+            f"{sheet}: is a spreadsheet of a kind that is not read: save it as {sheet.with_suffix('.xlsx').name}, or "
+            f"as CSV in UTF-8"
         )
 
 

@@ -71,7 +71,18 @@ from vlm_rl.data_prep.records import (
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType, Problem
 
-_PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar", "*.gz")
+_PATTERNS = (
+    "*.parquet",
+    "data/*.parquet",
+    "*.jsonl",
+    "*.arrow",
+    "*.json",
+    "*.csv",
+    "*.tsv",
+    "*.xlsx",
+    "*.tar",
+    "*.gz",
+)
 
 
 AnswerForm = Literal[

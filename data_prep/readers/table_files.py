@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.readers.spreadsheets import xlsx_rows
 from vlm_rl.data_prep.readers.text_tables import csv_rows, json_lines, json_or_error, json_rows
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
@@ -25,6 +26,7 @@ FORMATS = {
     ".tsv": "TSV",
     ".arrow": "datasets' save_to_disk",
     ".tar": "webdataset",
+    ".xlsx": "Excel",
 }
 _TEXTS = (".jsonl", ".json", ".csv", ".tsv")  # which may be compressed with gzip
 _PART = re.compile(r"-\d{5}-of-\d{5}")  # one of several files of a split
@@ -82,6 +84,8 @@ def read_tables(
             yield from csv_rows(table, tabs=ending == ".tsv", encoding=encoding)
         elif ending == ".tar":
             yield from _tar_rows(table)
+        elif ending == ".xlsx":
+            yield from xlsx_rows(table)
         else:
             yield from json_rows(table, encoding)
 

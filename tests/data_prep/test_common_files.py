@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import unicodedata
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 
 from tests.helpers.own_data import IMAGES
@@ -77,6 +80,53 @@ def test_the_content_decides_how_a_table_is_read(name: str, data: str | bytes, t
     assert [images_of(row) for row in rows] == [[0], [1], [2]]
 
 
+def workbook(*sheets: list[list[Any]]) -> bytes:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for number, rows in enumerate(sheets):
+        sheet = book.create_sheet(f"sheet {number}")
+        for row in rows:
+            sheet.append(row)
+    stream = io.BytesIO()
+    book.save(stream)
+    return stream.getvalue()
+
+
+ROW_LISTS = [[*ROWS[0]], *([*row.values()] for row in ROWS)]
+
+
+def test_a_workbook_is_a_table(tmp_path: Path) -> None:
+    sheet = [ROW_LISTS[0], ROW_LISTS[1], [None, None, None], *ROW_LISTS[2:]]
+    rows = prepared(folder_with(tmp_path, {"a.xlsx": workbook([], sheet)}))
+    assert [row["answer"] for row in rows] == GOLDS
+    assert [images_of(row) for row in rows] == [[0], [1], [2]]
+
+
+def test_values_of_a_workbook_stay_as_they_are(tmp_path: Path) -> None:
+    values = [27, 0.1, "073", "1/2", datetime(2026, 3, 2)]
+    book = workbook([["question", "answer"], *([f"What is {n}?", value] for n, value in enumerate(values))])
+    rows = prepared(folder_with(tmp_path, {"a.xlsx": book}))
+    assert [row["answer"] for row in rows] == ["27", "0.1", "073", "1/2", "2026-03-02"]
+
+
+@pytest.mark.parametrize(
+    ("sheets", "words"),
+    [
+        ([ROW_LISTS, ROW_LISTS], "one sheet must hold rows, not sheet 0, sheet 1"),
+        ([[]], "one sheet must hold rows, not none"),
+        ([[["answer", "answer", "question"], ["1", "2", "3"]]], "two columns are called 'answer'"),
+    ],
+)
+def test_a_workbook_of_other_forms_is_refused(sheets: list[Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        prepared(folder_with(tmp_path, {"a.xlsx": workbook(*sheets)}))
+
+
+def test_a_cell_beyond_the_columns_costs_its_row(tmp_path: Path) -> None:
+    prepared(folder_with(tmp_path, {"a.xlsx": workbook([ROW_LISTS[0], [*ROW_LISTS[1], "note"], *ROW_LISTS[2:]])}))
+    assert [row["answer"] for row in rows_of(tmp_path / "set")] == GOLDS[1:]
+
+
 @pytest.mark.parametrize(("encoding", "word"), [("cp1252", "thé"), ("gbk", "盘子"), ("shift_jis", "皿")])
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
 def test_another_encoding_is_named_and_never_guessed(
@@ -110,7 +160,8 @@ def test_a_bad_byte_costs_its_row(kind: str, tmp_path: Path) -> None:
         ("a.json", json.dumps({"train": ROWS, "test": ROWS}), "several lists of rows: train, test"),
         ("a.json", json.dumps(ROWS)[:-9], "is not JSON.*a list of rows, or an object on each line"),
         ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:40], "damaged"),
-        ("a.xlsx", b"PK", "is a spreadsheet.*read_excel"),
+        ("a.xlsx", b"PK", "cannot be read as an Excel workbook.*save it again, or as CSV"),
+        ("a.ods", b"PK", "is a spreadsheet of a kind that is not read: save it as a.xlsx"),
         ("a.csv", "größe,answer\n1,2\n".encode("cp1252"), "header is not UTF-8; name its encoding"),
     ],
 )
