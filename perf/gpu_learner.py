@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ import torch
 import transformers
 from flex_rows import NAME as FLEX
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from weighed_groups import WeighedGroup, pack
 
@@ -493,9 +495,23 @@ def speed_line(
     backward = partial(padded[way], rows=options.padded_rows) if way in padded else shared_backward
     optimizer = OPTIMIZERS[options.optimizer](list(policy.model.parameters()))
     result = measure(partial(backward, policy, groups, device), optimizer, device, rounds=options.rounds)
+    if options.profile is not None and way == options.ways[0]:
+        keep_profile(partial(backward, policy, groups, device), device, options.profile)
     mfu = useful_operations(policy, groups) / result.seconds / rate
     plan = "none" if way in padded else f"{planned_peak(policy, groups, way, options):.3g}"
     return f"{result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} | {plan}"
+
+
+def keep_profile(backward: Callable[[], Tensor], device: torch.device, file: Path) -> None:
+    """Write what forward and backward pass of a step spend their time on, the longest kernels first."""
+    kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device.type == "cuda")]
+    with profile(activities=kinds) as seen:
+        backward()
+        synchronize(device)
+    order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    file.write_text(
+        seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90), encoding="utf-8"
+    )
 
 
 def activate_flash(name: str) -> str:
@@ -530,6 +546,7 @@ def main() -> int:
     parser.add_argument(
         "--flash-impl", choices=["fa3", "fa4"], help="behind torch's flash attention (torch's own: 2)"
     )
+    parser.add_argument("--profile", type=Path, help="write the longest kernels of the first way's step to this file")
     parser.add_argument("--ways", nargs="+", choices=list(PATCHES), default=list(PATCHES))
     options = parser.parse_args()
     options.tokens = options.tokens or (60 if options.size == "tiny" else 1000)

