@@ -86,6 +86,12 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "learner/test_sharding.py::test_two_ranks_then_one_then_two_have_the_same_weights_and_moments",
             "test_train.py::test_two_ranks_train_and_resume_as_one_run",
         ],
+        "a resume in less memory is the same run, and one with another sampler continues": [
+            "test_late_memory.py::test_a_killed_run_resumes_in_less_memory_and_with_another_sampler"
+        ],
+        "masters and moments go from any ZeRO stage to any other bit for bit": [
+            "learner/test_sharding.py::test_every_stage_reads_the_masters_and_moments_of_every_other"
+        ],
         "a resume may change the listed keys and no other": [
             "test_reliability_page.py::test_a_resume_may_change_what_the_page_lists_and_nothing_else",
             "test_train.py::test_a_resume_with_a_different_key_is_refused",

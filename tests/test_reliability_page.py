@@ -115,10 +115,20 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, A
 
 def test_a_resume_may_change_what_the_page_lists_and_nothing_else() -> None:
     sentence = PAGE.partition("A resume may change ")[2].partition("Any other change")[0]
-    listed = re.findall(r"`([^`]+)`", sentence)
+    listed = [name for name in re.findall(r"`([^`]+)`", sentence) if name != "train.deepspeed"]
+    vllm_options = [name.rpartition(".")[2] for name in listed if name.startswith("rollout.vllm.")]
+    device = {"device": "cpu"}
+    zero = {
+        "offload_optimizer": device,
+        "offload_param": device,
+        "stage3_max_live_parameters": 7,
+        "overlap_comm": True,
+    }
     sections = {
         "reward": {"judge": {"url": "http://judge/v1", "model": "m", "prompt": "p"}},
         "model": {"path": "m", "lora": {"rank": 4}},
+        "rollout": {"vllm": {**dict.fromkeys(vllm_options, 1), "kv_cache_dtype": "fp8"}},
+        "train": {"deepspeed": {"zero_optimization": zero}},
     }
     own: Any = parse_config({"out": "run", "data": {"train": ["set"]}, **sections})
     changed, allowed = own.model_dump(), []

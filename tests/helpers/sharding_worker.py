@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +135,49 @@ def visit(model: Path, folder: Path, number: int) -> dict[str, Any]:
     return results
 
 
+# Ways whose state goes from one ZeRO stage to the next and back to the first.
+CHAINS: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
+    "float32": ({}, (0, 2, 3, 1, 0)),
+    "bfloat16": ({"dtype": torch.bfloat16}, (1, 2, 3, 1)),
+    "adapters": ({"dtype": torch.bfloat16, "lora": LoraConfig(rank=3)}, (2, 3, 2)),
+    "adapters in float32": ({"lora": LoraConfig(rank=3)}, (0, 2, 0)),
+}
+
+
+def chain(model: Path, folder: Path, settings: Mapping[str, Any], stages: Sequence[int]) -> list[Any]:
+    """Take a step in the first stage, and hand its state from stage to stage; return what each rank holds there.
+
+    In the end two stages go on alike: a step is taken from the last state, and the same from what the one before had.
+    """
+    held: list[Any] = []
+    for number, stage in enumerate((*stages, stages[-2])):
+        case = Case(model, stage, optimizer="adamw", lr_by_part={"tower": 1e-4}, **settings)
+        if number:
+            case.learner.load(folder / str(min(number, len(stages)) - 1))
+        else:
+            case.train(case.rows(budget=300, groups=case.groups[:2]), steps=1)
+        held.append((all_gather(own_state(case)), case.weights(), weights_follow(case)))
+        if number < len(stages):
+            (folder / str(number)).mkdir(exist_ok=True, parents=True)
+            case.learner.save(folder / str(number))
+        if number >= len(stages) - 1:
+            case.train(case.rows(budget=200, groups=case.groups[1:3]), steps=1)
+            held.append(case.weights())
+        case.learner.engine.destroy()
+    return held
+
+
 def main(models: str, out: str, *what: str) -> int:
     """Write down what `loads` returns of each folder in `models`; with "trains", also what `trains` returns.
 
-    With "visit" and a number, write down what `visit` returns instead.
+    With "visit" and a number, write down what `visit` returns instead, with "chains" what `chain` returns of each.
     """
     init_ranks()
     if "visit" in what:
         result: dict[str, Any] = visit(Path(models) / "qwen2_5_vl", Path(out).parent, int(what[1]))
+    elif "chains" in what:
+        model, folder = Path(models) / "qwen2_5_vl", Path(out).parent
+        result = {name: chain(model, folder / name, *of_chain) for name, of_chain in CHAINS.items()}
     else:
         result = {model.name: loads(model) for model in sorted(Path(models).iterdir())}
     if "trains" in what:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.sharding_worker import WAYS, same
+from tests.helpers.sharding_worker import CHAINS, WAYS, same
 from tests.helpers.toy_runs import Runner
 from vlm_rl.learner.architectures import SUPPORTED
 
@@ -97,3 +97,29 @@ def test_two_ranks_then_one_then_two_have_the_same_weights_and_moments(visits: l
         assert any(key.startswith("exp_avg_sq") and moment.any() for key, moment in state.items())
     for before, after in zip(trained, again, strict=True):
         assert same(after[0], before[0])
+
+
+@pytest.fixture(scope="module")
+def chains(start: Callable[..., Results]) -> Results:
+    return start(2, ["qwen2_5_vl"], "chains")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_stage_reads_the_masters_and_moments_of_every_other(chains: Results, name: str) -> None:
+    """Bit for bit where a stage comes again, and the same weights in all; a step from there is the same step."""
+    stages = CHAINS[name][1]
+    *states, last_step, before, step_before = chains[name]
+    first_weights = states[0][1]
+    of_stage: dict[int, Any] = {}
+    for stage, held in zip((*stages, stages[-2]), (*states, before), strict=True):
+        for mine, expected in zip(held[0], of_stage.setdefault(stage, held[0]), strict=True):
+            assert any(key.startswith("exp_avg_sq") and moment.any() for key, moment in mine.items())
+            assert same(mine, expected)
+        weights, weights_follow = held[1:]
+        assert same(weights, first_weights) and weights_follow
+    assert any(not torch.equal(tensor, first_weights[key]) for key, tensor in last_step.items())
+    is_rounded = next(iter(first_weights.values())).dtype == torch.bfloat16
+    rounding: dict[str, Any] = {"rtol": 1.6e-2, "atol": 2e-4} if is_rounded else {}
+    for key, tensor in last_step.items():
+        torch.testing.assert_close(step_before[key], tensor, **rounding)

@@ -25,6 +25,37 @@ def test_what_a_resume_changes_is_the_run_s_from_then_on(tmp_path: Path) -> None
     assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
 
 
+def test_what_takes_other_memory_is_kept_too_and_another_engine_is_said(tmp_path: Path) -> None:
+    """Options of DeepSpeed and vLLM that only one of the configurations has are named one by one."""
+    run = RunDirectory(tmp_path / "run").create(CONFIG)
+    offload = "train.deepspeed.zero_optimization.offload_optimizer"
+    smaller = with_values(
+        CONFIG,
+        {
+            "model.layer_patches": False,
+            "model.gradient_checkpointing": True,
+            f"{offload}.device": "cpu",
+            "rollout.sampler": "transformers",
+            "rollout.vllm.enforce_eager": True,
+        },
+    )
+    check_unchanged(run.path, run.config(), smaller)
+    assert keep_changes(run, smaller) == [
+        "model.gradient_checkpointing is True from now on, and was False",
+        "model.layer_patches is False from now on, and was 'auto'",
+        "rollout.sampler is 'transformers' from now on, and was 'auto'",
+        "rollout.vllm.enforce_eager is True from now on, and was None",
+        f"{offload}.device is 'cpu' from now on, and was None",
+        "with a different rollout.sampler, rollout.vllm.enforce_eager the run draws other responses than it would "
+        "have drawn, from the same distribution",
+    ]
+    assert run.config() == smaller
+    for key, value in {"rollout.vllm.kv_cache_dtype": "fp8", f"{offload}.device": "cpu"}.items():
+        longer = with_values(smaller, {key: value, "train.deepspeed.zero_optimization.zero_quantized_weights": True})
+        with pytest.raises(UserError, match=r"rollout\.vllm\.kv_cache_dtype|zero_quantized_weights"):
+            check_unchanged(run.path, run.config(), longer)
+
+
 def test_a_resume_without_changes_writes_nothing(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run").create(CONFIG)
     path = run.path / "config.yaml"

@@ -44,6 +44,7 @@ from vlm_rl.config.rewards import (
 )
 from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.training import (
+    ENGINE_KEYS,
     ENGINE_SHARE,
     LARGEST_ENGINE_SHARE,
     MUTABLE_KEYS,
@@ -57,6 +58,7 @@ from vlm_rl.config.training import (
 )
 
 __all__ = [
+    "ENGINE_KEYS",
     "ENGINE_SHARE",
     "LARGEST_ENGINE_SHARE",
     "MUTABLE_KEYS",

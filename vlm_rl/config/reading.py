@@ -140,12 +140,19 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Return the dotted keys whose values differ between two dumped configurations."""
+    """Return the dotted keys whose values differ between two dumped configurations.
+
+    Of a section of DeepSpeed's or vLLM's options that only one of them has, these are its keys.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted({*old, *new})
-        return [
-            key for name in keys for key in changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
-        ]
+        changed = []
+        for name in sorted({*old, *new}):
+            first, second = (
+                tree.get(name, {} if isinstance(other.get(name), dict) else None)
+                for tree, other in ((old, new), (new, old))
+            )
+            changed += changed_keys(first, second, f"{prefix}.{name}".lstrip("."))
+        return changed
     return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
 
 

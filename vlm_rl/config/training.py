@@ -16,6 +16,34 @@ from vlm_rl.config.rewards import RewardConfig
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 # What a resume may change; any other change would make it a different run.
+_ZERO = "train.deepspeed.zero_optimization"
+GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is computed
+    "train.micro_batch_tokens",
+    "train.zero_stage",
+    *(f"{_ZERO}.{key}" for key in ("offload_optimizer", "offload_param", "stage3_max_live_parameters")),
+    "model.gradient_checkpointing",
+    "model.layer_patches",
+    "model.offload_activations",
+)
+ENGINE_KEYS = (  # by what responses are drawn: others than without the change, of the same distribution
+    "rollout.batch_size",
+    "rollout.sampler",
+    "rollout.tensor_parallel",
+    *(
+        f"rollout.vllm.{key}"
+        for key in (
+            "compilation_config",
+            "cudagraph_capture_sizes",
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "enforce_eager",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "max_num_batched_tokens",
+            "mm_processor_cache_gb",
+        )
+    ),
+)
 MUTABLE_KEYS = (
     "train.steps",
     "checkpoint.",
@@ -28,6 +56,8 @@ MUTABLE_KEYS = (
     "reward.function_timeout",
     "reward.max_undecided",
     *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
+    *GRADIENT_KEEPING_KEYS,
+    *ENGINE_KEYS,
 )
 
 ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as well

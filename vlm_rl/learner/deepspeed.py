@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,17 @@ from torch import nn
 from vlm_rl.config import TrainConfig, explain
 from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError, near
-from vlm_rl.learner.regroup import regrouped
+from vlm_rl.learner.regroup import (
+    SavedGroup,
+    parameter_groups,
+    regrouped,
+    saved_groups,
+    stage_of,
+    whole_groups,
+    write_weights,
+)
+
+_WHOLE = "mp_rank_00_model_states.pt"  # the weights, and in ZeRO 0 the optimizer's state; ZeRO 3 writes none
 
 
 def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -61,8 +71,8 @@ def save_checkpoint(
 def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
 
-    The number of ranks may differ from that of the run that wrote it. Under ZeRO 3 the caller then loads the frozen
-    weights.
+    The number of ranks and the ZeRO stage may differ from those of the run that wrote it. The caller has then loaded
+    the frozen weights, as under ZeRO 3.
 
     DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
     tensors, plain values and the three classes that DeepSpeed stores.
@@ -81,12 +91,25 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True)
     from deepspeed.utils.tensor_fragment import fragment_address
 
     engine.checkpoint_engine.load = partial(_read_safely, engine.checkpoint_engine.load)
-    shards = sorted((folder / tag).glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+    files, whole = folder / tag, folder / tag / _WHOLE
+    paths = sorted(files.glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
     with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]), _weights_only():
-        if shards and len(shards) != torch.distributed.get_world_size():
-            _load_from_other_ranks(engine, shards, strict=strict)
-            return True
-        return engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)[0] is not None
+        if not paths and not whole.is_file():
+            return False
+        shards = [_read_mapped(path)["optimizer_state_dict"] for path in paths]
+        is_alike = stage_of(shards) == engine.zero_optimization_stage()
+        if is_alike and len(shards) in (0, torch.distributed.get_world_size()):
+            return engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)[0] is not None
+        try:
+            _check_order(engine)
+            _load_groups(engine, _groups(engine, shards, whole))
+        except ValueError as error:
+            here = f"ZeRO {engine.zero_optimization_stage()} on {torch.distributed.get_world_size()} ranks"
+            raise UserError(
+                f"{files}: what ZeRO {stage_of(shards)} saved cannot be cut for {here}: {error}: resume with the "
+                "stage and the number of ranks that it was saved with"
+            ) from None
+        return True
 
 
 def _rank_of(shard: Path) -> int:
@@ -109,23 +132,40 @@ def _read_safely(read: Callable[..., Any], path: str, map_location: Any = None) 
         ) from None
 
 
-def _load_from_other_ranks(engine: Any, shards: Sequence[Path], *, strict: bool) -> None:
-    """Load masters and moments that a different number of ranks wrote, and the weights that belong to them."""
+def _read_mapped(path: Path) -> Any:
+    """Read a file of DeepSpeed's, of whose tensors only those are read that are used."""
+    return _read_safely(partial(torch.load, mmap=True), str(path), "cpu")
+
+
+def _check_order(engine: Any) -> None:
+    """Raise ValueError where the order of a row's parameters depends on the number of ranks."""
+    if engine._config.zero_config.round_robin_gradients:
+        raise ValueError("train.deepspeed.zero_optimization.round_robin_gradients is set, which orders by ranks")
+
+
+def _groups(engine: Any, shards: Sequence[Mapping[str, Any]], whole: Path) -> list[SavedGroup]:
+    """Return the masters and moments of shards, or where there are none, those that ZeRO 0 wrote into one file."""
+    parameters = parameter_groups(engine.optimizer)
+    if shards:
+        return saved_groups(shards, parameters)
+    name_of = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    saved = _read_mapped(whole)
+    return whole_groups(
+        saved["optimizer"], saved["module"], [[name_of[id(parameter)] for parameter in group] for group in parameters]
+    )
+
+
+def _load_groups(engine: Any, groups: Sequence[SavedGroup]) -> None:
+    """Load masters and moments that different ranks or a different stage wrote, and the weights that follow."""
     optimizer, stage, rank = engine.optimizer, engine.zero_optimization_stage(), torch.distributed.get_rank()
-    mapped = partial(torch.load, mmap=True)  # a rank reads no more than its own part
-    saved = [_read_safely(mapped, str(shard), "cpu")["optimizer_state_dict"] for shard in shards]
-    try:
-        mine = regrouped(optimizer, saved, zero_stage=stage, rank=rank)
-    except ValueError as error:
-        raise UserError(
-            f"{shards[0].parent}: cannot be cut for {torch.distributed.get_world_size()} ranks: {error}: resume on "
-            f"{len(shards)} ranks"
-        ) from None
+    mine = regrouped(optimizer, groups, zero_stage=stage, rank=rank)
+    if stage < 3:
+        write_weights(optimizer, groups)
+    if stage == 0:
+        optimizer.load_state_dict(mine)
+        return
     if stage == 3:
         optimizer.checkpoint_event_prologue()
-    else:
-        weights = _read_safely(mapped, str(shards[0].parent / "mp_rank_00_model_states.pt"), "cpu")
-        engine.load_module_state_dict(weights, strict=strict)
     # DeepSpeed looks up its rank in a list of all states.
     optimizer.load_state_dict([None] * rank + [mine], load_from_fp32_weights=True)
     if stage == 3:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import MUTABLE_KEYS, Config, ConfigSection, SftConfig, changed_keys
+from vlm_rl.config import ENGINE_KEYS, MUTABLE_KEYS, Config, ConfigSection, SftConfig, changed_keys
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import hub_name
 from vlm_rl.run.directory import RunDirectory
@@ -46,8 +46,15 @@ def keep_changes(run: RunDirectory, config: Config | SftConfig) -> list[str]:
     own = run.any_config()
     changed = changes(own, config)
     if changed:
-        run.replace_config(config.model_copy(update={"model": own.model}))  # its path may be in this machine's cache
-    return [f"{key} is {new!r} from now on, and was {old!r}" for key, old, new in changed]
+        model = config.model.model_copy(update={"path": own.model.path})  # it may be in this machine's cache
+        run.replace_config(config.model_copy(update={"model": model}))
+    lines = [f"{key} is {new!r} from now on, and was {old!r}" for key, old, new in changed]
+    if drawn := [key for key, *_ in changed if key.startswith(ENGINE_KEYS)]:
+        lines.append(
+            f"with a different {', '.join(drawn)} the run draws other responses than it would have drawn, from the "
+            "same distribution"
+        )
+    return lines
 
 
 def check_alike(configs: Sequence[ConfigSection]) -> None:
