@@ -12,10 +12,11 @@ import torch
 
 from tests.helpers.cards import have_cards
 from vlm_rl.cli import main
-from vlm_rl.config import load_config
+from vlm_rl.config import load_config, load_sft_config
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.planning.out_of_memory import is_out_of_memory, memory_advice
+from vlm_rl.run.configurations import check_unchanged
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
 
@@ -66,9 +67,41 @@ def test_where_the_plan_fits_each_setting_says_what_it_saves(failure: RuntimeErr
     lora = dry_run(load_config(RECIPE, ["model.lora.rank=16"]), num_ranks=8)
     saved = f"saves {(plan.memory.update - lora.memory.update) / 2**30:.1f} GiB in the update"
     assert saved in next(line for line in said.splitlines() if "model.lora" in line)
-    fixed = [line for line in said.splitlines() if "  # " in line and "a resume takes it too" not in line]
+    fixed = [line for line in said.splitlines() if "; in a new run" in line]
     assert all("model.lora" in line or "rollout.max_tokens" in line for line in fixed) and fixed
-    assert "16: " in said.splitlines()[-1] and "resumed" in said.splitlines()[-1]
+    assert "16: " in said.splitlines()[-2] and "resumed" in said.splitlines()[-2]
+
+
+def test_it_ends_in_the_command_that_continues_in_less_memory(
+    failure: RuntimeError, eight_cards, tmp_path: Path
+) -> None:
+    """In half as long rows, but for a longest response, or else in what the plan says; every key is one of a resume."""
+    eight_cards(80)
+    out = tmp_path / "my run"
+
+    def last(*changes: str) -> str:
+        return memory_advice(load_config(RECIPE, [f"out={out}", *changes]), failure).splitlines()[-1]
+
+    assert last() == "Nothing is written yet. Start again with train.micro_batch_tokens=8192"
+    out.mkdir()
+    (out / "config.yaml").touch()
+    start = "torchrun ... --shutdown-timeout 1800 -m vlm_rl train"
+    here = f"To continue from the newest checkpoint: {start} '{out}' --resume"
+    assert last() == f"{here} train.micro_batch_tokens=8192"
+    assert last("rollout.max_tokens=10000") == f"{here} train.micro_batch_tokens=10000"
+    assert last("rollout.max_tokens=16384", "data.max_prompt_tokens=100").startswith(f"{here} ")
+    assert "micro_batch_tokens" not in last("rollout.max_tokens=16384", "data.max_prompt_tokens=100")
+    eight_cards(24)
+    settings = last().removeprefix(f"{here} ").split()
+    assert fits(dry_run(load_config(RECIPE, settings), num_ranks=8), Card.of(24)).ok
+    check_unchanged(out, load_config(RECIPE), load_config(RECIPE, settings))
+
+
+def test_a_supervised_run_continues_with_its_own_command(failure: RuntimeError, tmp_path: Path) -> None:
+    config = load_sft_config(RECIPE.parent / "sft" / "cold_start_7b.yaml", [f"out={tmp_path}"])
+    (tmp_path / "sft.yaml").touch()
+    said = memory_advice(config, failure).splitlines()[-1]
+    assert said.startswith(f"To continue from the newest checkpoint: vlm-rl sft {tmp_path} --resume ")
 
 
 def test_where_the_plan_does_not_fit_it_names_what_would(failure: RuntimeError, eight_cards) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, Fit, engine_share, fits, gib
 from vlm_rl.planning.remedies import SHARE, Remedy, fitting_remedies, is_resumable, remedies, with_remedies
+from vlm_rl.run.directory import SFT_CONFIG
+from vlm_rl.run.terminal import resume_command
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
@@ -45,17 +48,17 @@ def eval_memory_advice(error: BaseException) -> str:
 
 
 def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
-    """Say what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
+    """Say what failed, what the plan had foreseen for each part, the settings that make it smaller, and a command."""
     plan = dry_run(config, on_gpu=has_gpu())
     fit = fits(plan, Card.here(plan.num_ranks, emptied=True))
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
     found = None if fit.ok else fitting_remedies(fit)
     if found is None:
         lines = [_line(remedy, saved) for remedy, saved in _smaller(fit)]
-        advice = "To take less, in a new run:"
+        advice = "To take less:"
     else:
         lines = [_line(remedy, "") for remedy in found]
-        advice = f"That does not fit on {fit.card}: {fit.faults}. What would, in a new run:"
+        advice = f"That does not fit on {fit.card}: {fit.faults}. What would:"
     return "\n".join(
         [
             f"out of memory: {_first_sentence(error)}",
@@ -63,13 +66,38 @@ def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
             f"{plan.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
             *lines,
             *_more_ranks(plan),
+            *_command(config, fit),
         ]
     )
 
 
 def _line(remedy: Remedy, saved: str) -> str:
-    takes = "; a resume takes it too" if all(map(is_resumable, remedy.values)) else ""
+    takes = "" if all(map(is_resumable, remedy.values)) else "; in a new run"
     return f"  {remedy}  # {remedy.effect}{saved}{takes}"
+
+
+def _command(config: Config | SftConfig, fit: Fit) -> Iterator[str]:
+    """Yield what continues the run in less memory, or starts it again where nothing was written yet."""
+    shorter = shorter_rows(config)
+    chosen = [] if fit.ok else fitting_remedies(fit, is_resumable) or []
+    if not chosen and shorter is not None:
+        chosen = [Remedy({"train.micro_batch_tokens": shorter}, "shorter rows")]
+    chosen = chosen or [remedy for remedy, _ in _smaller(fit) if all(map(is_resumable, remedy.values))][:1]
+    if not chosen:
+        return
+    command, file = ("sft", SFT_CONFIG) if isinstance(config, SftConfig) else ("train", "config.yaml")
+    settings = " ".join(map(str, chosen))
+    if (Path(config.out) / file).is_file():
+        yield f"To continue from the newest checkpoint: {resume_command(config.out, command=command)} {settings}"
+    else:
+        yield f"Nothing is written yet. Start again with {settings}"
+
+
+def shorter_rows(config: Config | SftConfig) -> int | None:
+    """Return half of train.micro_batch_tokens, or the longest response if that is more; None where it is no less."""
+    longest = config.data.max_response_tokens if isinstance(config, SftConfig) else config.rollout.max_tokens
+    shorter = max(config.train.micro_batch_tokens // 2, longest)
+    return shorter if shorter < config.train.micro_batch_tokens else None
 
 
 def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:
