@@ -89,6 +89,9 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         "a resume in less memory is the same run, and one with another sampler continues": [
             "test_late_memory.py::test_a_killed_run_resumes_in_less_memory_and_with_another_sampler"
         ],
+        "a new run starts from another's weights and optimizer, and is refused where they do not fit": [
+            "test_late_memory.py::test_a_new_run_starts_from_another_s_weights_and_optimizer"
+        ],
         "masters and moments go from any ZeRO stage to any other bit for bit": [
             "learner/test_sharding.py::test_every_stage_reads_the_masters_and_moments_of_every_other"
         ],

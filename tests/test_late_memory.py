@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,3 +73,65 @@ def test_a_killed_run_resumes_in_less_memory_and_with_another_sampler(toys: Toys
     )
     assert [step for step, _ in run.checkpoints()] == [2, 4] and run.config().rollout.sampler == "vllm"
     assert metrics_of(run)[:2] == metrics_of(whole)[:2]
+
+
+# -- a new run from another's checkpoint -------------------------------------------------------------
+
+
+def optimizer_of(run: RunDirectory) -> dict:
+    saved = torch.load(last_checkpoint(run) / "learner" / "state" / "mp_rank_00_model_states.pt", weights_only=False)
+    return saved["optimizer"]["state"]
+
+
+@pytest.mark.slow
+def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_path: Path) -> None:
+    """With a different rate and rule. Of AdamW's second moments nothing but decay takes anything away.
+
+    Killed before its first checkpoint, it begins there again. Counters, order and versions are those of a new run.
+    """
+    hadw = {"algorithm": {"name": "grpo", "hadw": {"enabled": True}}}
+    old = toys.train_run("start-old", train={"steps": 2}, **hadw)
+    config = toys.config(
+        "start-new", train={"steps": 1, "lr": 1e-9, "weight_decay": 0.0}, algorithm={"name": "luspo"}
+    )
+    run = toys.run("start-new")
+    words = ["--start-from", f"{old.path}/2"]
+    killed = toys.runner("train", config, *words, faults={"raise_in": {"phase": "update", "step": 1, "rank": 0}})
+    assert killed.code == 1 and "injected fault" in killed.output, killed.output[-3000:]
+    done = toys.runner("train", run.path, "--resume")
+    assert done.code == 0, done.output[-3000:]
+    said = f"starting from {last_checkpoint(old)}: its weights and its optimizer; steps, belief and order of prompts"
+    assert killed.output.count(said) == done.output.count(said) == 1
+    old_weights, weights = (load_file(last_checkpoint(each) / "model.safetensors") for each in (old, run))
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, old_weights[name], rtol=0, atol=1e-7)
+    before, after = optimizer_of(old), optimizer_of(run)
+    assert all(float(after[n]["step"]) == float(state["step"]) + 2 for n, state in before.items())
+    assert any(state["exp_avg_sq"].max() > 0 for state in before.values())
+    for number, state in before.items():
+        assert (after[number]["exp_avg_sq"] >= 0.95**2 * state["exp_avg_sq"] * (1 - 1e-5)).all()
+    first, new = old.rollouts(1).to_pylist(), run.rollouts(1).to_pylist()
+    assert [row["prompt_id"] for row in new] == [row["prompt_id"] for row in first]
+    assert {row["policy_version"] for row in new} == {0}
+    assert [record["learning_rate"] for record in run.metrics()] == [1e-9]
+
+    other = tmp_path / "wider"
+    shutil.copytree(toys.model, other)
+    settings = json.loads((other / "config.json").read_text())
+    size = settings["text_config"]["intermediate_size"]
+    settings["text_config"]["intermediate_size"] = 2 * size
+    (other / "config.json").write_text(json.dumps(settings))
+    refused = {
+        (f"{old.path}/3",): f"--start-from {old.path}/3: {old.path} has no checkpoint of step 3: it has 2",
+        (
+            f"{run.path}/1",
+        ): f"--start-from {run.path}/1 is a checkpoint of {run.path} itself: name the new run's folder",
+        (f"{old.path}/2", "train.optimizer=sgd"): "train.optimizer is 'adamw' there and 'sgd' here",
+        (f"{old.path}/2", "model.lora.rank=2"): "it holds a whole model, and model.lora is set",
+        (f"{old.path}/2", f"model.path={other}"): f"is [{size}, ",
+    }
+    for number, (arguments, message) in enumerate(refused.items()):
+        out = [] if number == 1 else [f"out={tmp_path / 'never'}"]
+        result = toys.runner("train", config, "--start-from", *arguments, *out)
+        assert result.code == 2 and message in result.output, (arguments, result.output[-3000:])
+    assert not (tmp_path / "never").exists()

@@ -75,7 +75,7 @@ def test_where_the_plan_fits_each_setting_says_what_it_saves(failure: RuntimeErr
 def test_it_ends_in_the_command_that_continues_in_less_memory(
     failure: RuntimeError, eight_cards, tmp_path: Path
 ) -> None:
-    """In half as long rows, but for a longest response, or else in what the plan says; every key is one of a resume."""
+    """In half as long rows, but for a longest response, or else in what the plan says; a resume takes every key."""
     eight_cards(80)
     out = tmp_path / "my run"
 

@@ -40,11 +40,19 @@ def add_sft(commands: Commands) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
+    new_run = "a new run with weights and optimizer of this checkpoint, RUN or RUN/60; needs out=NEW"
+    parser.add_argument("--start-from", metavar="RUN/STEP", help=new_run)
     parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
     parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     of_a_card = "with --dry-run: the memory of a card (default: this machine's)"
     parser.add_argument("--gpu-memory", type=float, metavar="GB", help=of_a_card)
     add_output_options(parser)
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """Return the keys that the command line changes."""
+    start = [] if options.start_from is None else [f"train.start_from={options.start_from}"]
+    return [*options.overrides, *start]
 
 
 def _sft(options: argparse.Namespace) -> None:
@@ -54,7 +62,7 @@ def _sft(options: argparse.Namespace) -> None:
     from vlm_rl.run.directory import SFT_CONFIG
 
     path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
-    config = load_sft_config(path, options.overrides)
+    config = load_sft_config(path, _overrides(options))
     from vlm_rl.session.preflight import preflight_sft, with_planned_model
 
     if options.dry_run:
@@ -97,7 +105,7 @@ def _train(options: argparse.Namespace) -> None:
     from vlm_rl.run.terminal import is_main, next_commands
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
-    config = load_config(path, options.overrides)
+    config = load_config(path, _overrides(options))
     from vlm_rl.session.preflight import preflight, preflight_plan
 
     if options.dry_run:

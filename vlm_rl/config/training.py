@@ -288,6 +288,9 @@ class TrainConfig(ConfigSection):
     """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
+    start_from: str | None = None
+    """A checkpoint of a different run, RUN or RUN/60, whose weights and optimizer the run begins with. Steps, belief
+    and order of prompts begin anew. `--start-from RUN/60` sets it. model.path stays the KL penalty's reference."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too. 3
     is experimental on GPUs."""

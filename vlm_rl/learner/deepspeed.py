@@ -68,7 +68,7 @@ def save_checkpoint(
     engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=not whole)
 
 
-def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
+def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True, same_run: bool = True) -> bool:
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
 
     The number of ranks and the ZeRO stage may differ from those of the run that wrote it. The caller has then loaded
@@ -82,6 +82,7 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True)
         folder: that it was saved to.
         tag: the name of the folder in it.
         strict: every parameter must be there; otherwise those that are not keep their values.
+        same_run: whether the run that wrote it had the same parameters and options; otherwise that is checked.
 
     Raises UserError, which names the file, for anything else in a file.
     """
@@ -98,7 +99,7 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True)
             return False
         shards = [_read_mapped(path)["optimizer_state_dict"] for path in paths]
         is_alike = stage_of(shards) == engine.zero_optimization_stage()
-        if is_alike and len(shards) in (0, torch.distributed.get_world_size()):
+        if same_run and is_alike and len(shards) in (0, torch.distributed.get_world_size()):
             return engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)[0] is not None
         try:
             _check_order(engine)

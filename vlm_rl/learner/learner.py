@@ -283,6 +283,19 @@ class Learner:
                 f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
             )
 
+    def start_from(self, folder: Path) -> None:
+        """Take over weights and moments of a different run's checkpoint, and keep this run's rates and options.
+
+        Raises UserError where it is of other parameters.
+        """
+        options = [{key: group[key] for key in group if key != "params"} for group in self._optimizer.param_groups]
+        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, same_run=False):
+            raise UserError(
+                f"{folder / 'learner'}: DeepSpeed found no state to load; start from a different checkpoint"
+            )
+        for group, own in zip(self._optimizer.param_groups, options, strict=True):
+            group.update(own)
+
     def state(self) -> dict[str, Any]:
         """Return the learner's own counters, for the checkpoint's manifest (JSON)."""
         return {"num_updates": self.num_updates, "guard": self.guard.state()}

@@ -61,11 +61,21 @@ def where_it_resumes(run: RunDirectory, checkpoint: ResumePoint | None, steps: i
 def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) -> None:
     """Load weights, optimizer and counters. Raises UserError for NaN."""
     learner.load(folder)
+    _check_finite(learner, folder)
+    learner.restore(state["learner"])
+
+
+def start_learner(learner: Learner, folder: Path) -> None:
+    """Load weights and optimizer of a different run's checkpoint, and keep the learner's counters at 0."""
+    learner.start_from(folder)
+    _check_finite(learner, folder)
+
+
+def _check_finite(learner: Learner, folder: Path) -> None:
     if name := learner.non_finite():
         raise UserError(
             f"{folder}: {name} holds NaN or infinity: move this checkpoint away, and resume from the earlier one"
         )
-    learner.restore(state["learner"])
 
 
 @dataclass(frozen=True, slots=True)

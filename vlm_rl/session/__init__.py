@@ -3,6 +3,7 @@
 run: its lock, its checkpoints, its trackers, and what stops it; of a supervised run as well.
 session: the parts of a run that reinforces: builds, saves, restores and closes them.
 sft: a run of `vlm-rl sft`.
+start_from: a new run that begins with another's weights and optimizer.
 preflight: the first checks of a command, before anything heavy is imported.
 recorder: what a run writes down, and the seconds of its phases.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.

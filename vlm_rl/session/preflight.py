@@ -17,7 +17,7 @@ from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import is_hub_name, pinned
 from vlm_rl.model_files.model_folder import check_model_folder, check_transformers, is_shipped, read_model_config
-from vlm_rl.run.checkpoint_names import resolve_model
+from vlm_rl.run.checkpoint_names import find_checkpoint, resolve_model
 from vlm_rl.run.configurations import check_unchanged
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.trackers.registry import check_trackers
@@ -36,7 +36,7 @@ def preflight(config: Config, *, resume: bool) -> Config:
     algorithm = partial(resolve_algorithm, config.algorithm)
     if not resume and is_hub_name(config.model.path):  # nothing is downloaded for a run that cannot start
         _raise_all([algorithm, *_checks(config, sets, run)])
-    config = _with_model_folder(config, run if resume else None)
+    config = _with_start(_with_model_folder(config, run if resume else None), resume=resume)
     unchanged = partial(check_resumable, run, config) if resume else None
     _raise_all([algorithm, *_checks(config, sets, run, unchanged)])
     return config
@@ -47,8 +47,7 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
     if not resume and is_hub_name(config.model.path):
         _raise_all(_checks(config, config.data.train, run))
-    config = _with_model_folder(config, run if resume else None)
-
+    config = _with_start(_with_model_folder(config, run if resume else None), resume=resume)
     unchanged = partial(check_resumable, run, config) if resume else None
     _raise_all(_checks(config, config.data.train, run, unchanged))
     return config
@@ -128,6 +127,28 @@ def _with_model_folder(config: _AnyConfig, begun: RunDirectory | None, *, weight
     if (folder := resolve_model(path, weights=weights)) == Path(config.model.path):
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
+
+
+def _with_start(config: _AnyConfig, *, resume: bool) -> _AnyConfig:
+    """Put the folder of a checkpoint in the place of train.start_from; a resume may no longer need it.
+
+    Raises UserError where there is no such checkpoint, and where it is of the run itself.
+    """
+    if (start := config.train.start_from) is None:
+        return config
+    try:
+        begun, folder = find_checkpoint(Path(start))
+    except UserError as error:
+        if resume:
+            return config
+        raise UserError(f"--start-from {start}: {error}") from None
+    if begun.path.resolve() == Path(config.out).resolve():
+        raise UserError(
+            f"--start-from {start} is a checkpoint of {config.out} itself: name the new run's folder, out=NEW, or "
+            "resume the run with --resume"
+        )
+    train = config.train.model_copy(update={"start_from": str(folder)})
+    return config.model_copy(update={"train": train})
 
 
 def _checks(

@@ -41,6 +41,7 @@ from vlm_rl.learner.saving import (
     ResumePoint,
     checkpoint_to_resume,
     restore_learner,
+    start_learner,
     where_it_resumes,
 )
 from vlm_rl.model_files.model_folder import check_base_weights
@@ -52,6 +53,7 @@ from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.run.tracking import Tracking
 from vlm_rl.session.preflight import check_resumable
+from vlm_rl.session.start_from import check_start
 from vlm_rl.types import Problem
 
 
@@ -64,6 +66,7 @@ class Run:
         attempt: which start of the run this is, from 1 on.
         checkpoints: writes them.
         tracking: its trackers; None on other ranks than 0.
+        contaminated: benchmarks that the weights which it begins with were trained on.
     """
 
     checkpoints: CheckpointWriter
@@ -78,8 +81,10 @@ class Run:
         self.directory = RunDirectory(config.out, config_file=config_file)
         self.step = 0
         self.tracking: Tracking | None = None
+        self.contaminated: list[str] = []
         self._lock = RunLock(self.directory.path)
         self._checkpoint: ResumePoint | None = None  # that the run continues from
+        self._start: ResumePoint | None = None  # of another run, that this one begins with
         self._saved_step: int | None = None  # the last one that this process has saved, or begun with
         self._interrupts = Interrupts()
         self._is_stop_requested, self._stop_reason = False, "stopped by SIGTERM"
@@ -113,6 +118,10 @@ class Run:
         self._checkpoint = from_main(self._newest_checkpoint if self._is_resumed else self.directory.refuse_existing)
         if self._checkpoint is not None:
             self.step = self._saved_step = self._checkpoint[1]["step"]
+        elif self._config.train.start_from is not None:
+            self._start = from_main(lambda: check_start(self._config))
+        if (begins := self._checkpoint or self._start) is not None:
+            self.contaminated = list(begins[1].get("contaminated", ()))
 
     def _newest_checkpoint(self) -> ResumePoint | None:
         check_resumable(self.directory, self._config)
@@ -121,9 +130,10 @@ class Run:
     @property
     def model_path(self) -> Path:
         """Return the folder of the model: the checkpoint's, unless that holds adapters alone."""
-        if self._checkpoint is None or self._config.model.lora is not None:
+        begins = self._checkpoint or self._start
+        if begins is None or self._config.model.lora is not None:
             return Path(self._config.model.path)
-        return self._checkpoint[0]
+        return begins[0]
 
     def open_builder(self, problems: Sequence[Problem]) -> PromptBuilder:
         """Return the prompt builder of the model. Raises UserError for a model that the learner cannot train.
@@ -134,8 +144,8 @@ class Run:
         config, path = self._config, self.model_path
         builder = make_prompt_builder(config.data, path)
         builder.allow_videos(problems)
-        if self._checkpoint is not None and config.model.lora is not None:
-            folder, _ = self._checkpoint
+        if (begins := self._checkpoint or self._start) is not None and config.model.lora is not None:
+            folder, _ = begins
             from_main(lambda: check_base_weights(folder, path))
         check_architecture(builder.config, path=path, rows=config.model.rows)
         check_parts(builder.config, config.model, lr_by_part=config.train.lr_by_part)
@@ -176,16 +186,21 @@ class Run:
 
     @property
     def is_at_checkpoint(self) -> bool:
-        """Tell whether the run continues from a checkpoint."""
-        return self._checkpoint is not None
+        """Tell whether the run begins with a checkpoint, its own or another run's."""
+        return self._checkpoint is not None or self._start is not None
 
     def restore(self, learner: Learner, order: PromptOrder, ledger: Ledger) -> ResumePoint | None:
-        """Load what a checkpoint holds of every run. Returns the checkpoint; None where the run begins at step 0."""
+        """Load what a checkpoint holds of every run. Returns the checkpoint; None where the run begins at step 0.
+
+        Of another run's checkpoint that is weights and optimizer.
+        """
         if self._checkpoint is not None:
             folder, state = self._checkpoint
             restore_learner(learner, folder, state)
             order.cursor = state["cursor"]
             ledger.restore(state["ledger"])
+        elif self._start is not None:
+            start_learner(learner, self._start[0])
         return self._checkpoint
 
     def start(self, contaminated: Sequence[str]) -> None:
@@ -198,8 +213,8 @@ class Run:
         self.attempt = 1 + max((int(record["attempt"]) for record in self.directory.metrics()), default=0)
         if rank() != 0:
             return
-        if contaminated:
-            self.directory.stamp_contaminated(contaminated)
+        if every := sorted({*contaminated, *self.contaminated}):
+            self.directory.stamp_contaminated(every)
         log = self._config.log
         samples_every = self._config.log.samples_every if isinstance(self._config, Config) else 0
         self.tracking = Tracking(self.directory.path, log, samples_every=samples_every)
@@ -214,6 +229,11 @@ class Run:
             for line in from_main(self._keep_changes):
                 note(line)
             note(where_it_resumes(self.directory, self._checkpoint, self._config.train.steps))
+        if self._start is not None:
+            note(
+                f"starting from {self._start[0]}: its weights and its optimizer; steps, belief and order of prompts "
+                "begin anew"
+            )
         for line in self._room.lines():
             note(line)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -256,7 +276,7 @@ class Run:
             "seed": self._config.seed,
             "config_sha256": sha256(self._config.model_dump_json().encode()).hexdigest(),
             "data": set_digests(self._config.data.train),
-            "contaminated": contaminated,
+            "contaminated": sorted({*contaminated, *self.contaminated}),
         }
 
     @property

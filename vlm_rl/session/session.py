@@ -15,7 +15,7 @@ from typing import Any
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.sets import contaminated_sources
+from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
 from vlm_rl.distributed import world_size
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
@@ -64,6 +64,8 @@ class Session:
         evaluated = sum(map(len, self.eval_sets.values()))
         stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
         run.find_checkpoint()
+        for name, held_out in self.eval_sets.items():
+            refuse_contaminated(name, held_out, run.contaminated)
         self.builder = self._open_builder()
         self.grader, self.reward = self._open_rewards()
         self.accuracy = self._open_accuracy()

@@ -1,0 +1,66 @@
+"""A new run that begins with weights and optimizer of another run's checkpoint: `--start-from RUN/60`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from vlm_rl.config import Config, SftConfig
+from vlm_rl.errors import UserError
+from vlm_rl.learner.saving import ResumePoint
+from vlm_rl.model_files.adapters import base_of
+from vlm_rl.model_files.model_folder import open_config
+from vlm_rl.run.checkpoint import verify
+from vlm_rl.run.checkpoint_names import find_checkpoint
+
+
+def check_start(config: Config | SftConfig) -> ResumePoint:
+    """Return the checkpoint of train.start_from, and what its manifest holds.
+
+    Raises UserError where it is damaged, and where its optimizer does not fit the model of this run.
+    """
+    assert config.train.start_from is not None
+    run, folder = find_checkpoint(Path(config.train.start_from))
+    manifest = verify(folder)
+    where = f"--start-from {folder}"
+    adapter = base_of(folder)
+    if (adapter is not None) != (config.model.lora is not None):
+        holds = "adapters, and model.lora is not set" if adapter else "a whole model, and model.lora is set"
+        weights = "that vlm-rl export --merge makes of it" if adapter else str(folder)
+        raise UserError(
+            f"{where}: it holds {holds}: train what it holds, or begin with weights alone: model.path={weights}"
+        )
+    if adapter is None and (difference := _different_shape(folder, Path(config.model.path))):
+        raise UserError(f"{where} is a different model than model.path {config.model.path}: {difference}")
+    there = run.any_config()
+    for key, own, other in (
+        ("train.optimizer", there.train.optimizer, config.train.optimizer),
+        ("model.freeze", sorted(there.model.freeze), sorted(config.model.freeze)),
+        ("model.lora.rank", there.model.lora and there.model.lora.rank, config.model.lora and config.model.lora.rank),
+        ("train.lr_by_part", sorted(there.train.lr_by_part), sorted(config.train.lr_by_part)),
+    ):
+        if own != other:
+            raise UserError(
+                f"{where}: {key} is {own!r} there and {other!r} here, so that the optimizer's state is of other "
+                f"parameters: give it that value, or begin with the weights alone, by model.path={folder}"
+            )
+    return folder, manifest.info
+
+
+def _different_shape(one: Path, other: Path) -> str | None:
+    """Say in which parameter two models differ; None where they have the same names and shapes."""
+    shapes, others = _shapes(one), _shapes(other)
+    for name in [*shapes, *others]:
+        if (size := shapes.get(name)) != (its := others.get(name)):
+            return f"{name} is {size or 'missing'} in the first and {its or 'missing'} in the second"
+    return None
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    config = open_config(str(folder))
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config, trust_remote_code=False)
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
