@@ -89,6 +89,11 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         "a resume in less memory is the same run, and one with another sampler continues": [
             "test_late_memory.py::test_a_killed_run_resumes_in_less_memory_and_with_another_sampler"
         ],
+        "an update in which memory ends is made again in shorter rows, or the run ends in the command that resumes": [
+            "test_late_memory.py::test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows",
+            "test_late_memory.py::test_gradients_of_an_update_that_failed_are_forgotten",
+            "test_late_memory.py::test_memory_that_ends_twice_ends_in_the_command",
+        ],
         "a new run starts from another's weights and optimizer, and is refused where they do not fit": [
             "test_late_memory.py::test_a_new_run_starts_from_another_s_weights_and_optimizer"
         ],

@@ -135,3 +135,40 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
         result = toys.runner("train", config, "--start-from", *arguments, *out)
         assert result.code == 2 and message in result.output, (arguments, result.output[-3000:])
     assert not (tmp_path / "never").exists()
+
+
+# -- an update in which memory ends ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_gradients_of_an_update_that_failed_are_forgotten(toys: Toys, tmp_path: Path) -> None:
+    """The next updates are bit for bit those of a learner that had not begun it, in each stage and place."""
+    done = toys.runner(toys.random_model, tmp_path / "out.pt", module="tests.helpers.discard_worker")
+    assert done.code == 0, done.output[-4000:]
+    result = torch.load(tmp_path / "out.pt")
+    assert result and [way for way, is_same in result.items() if not is_same] == []
+
+
+@pytest.mark.slow
+def test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows(toys: Toys) -> None:
+    """Equal to the run that had begun with them. It ends in the second mini-batch, whose old log-probs are kept."""
+    train = {"steps": 2, "zero_stage": 2}
+    halves = toys.train_run("ends-halves", train=train | {"micro_batch_tokens": 150})
+    config = toys.config("ends", train=train)
+    result = toys.runner("train", config, faults={"end_memory": {"where": "backward", "rows": [2]}})
+    assert result.code == 0, result.output[-3000:]
+    line = (
+        "step 1: memory ended in an update with rows of up to 300 tokens: it is made again with 150, and so are later"
+    )
+    assert line in result.output and line in (toys.run("ends").path / "log.txt").read_text()
+    assert_close_runs(toys.run("ends"), halves)
+
+
+def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
+    """With half of what was tried last. Nothing is half written: the command resumes."""
+    config = toys.config("ends-twice", train={"steps": 2}, checkpoint={"every": 1})
+    fault = {"end_memory": {"where": "forward", "rows": [4, 5]}}
+    result = toys.runner("train", config, faults=fault)
+    assert result.code == 2 and "Traceback" not in result.output, result.output[-3000:]
+    command = f"vlm-rl train {toys.run('ends-twice').path} --resume train.micro_batch_tokens=75"
+    assert result.output.rstrip().endswith(f"To continue from the newest checkpoint: {command}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+
 
 def has_gpu() -> bool:
     """Tell whether this process has a CUDA GPU."""
@@ -50,3 +52,28 @@ def model_dtype(device: torch.device, setting: str = "auto") -> torch.dtype:
     if setting == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return getattr(torch, setting)
+
+
+class OutOfMemoryError(torch.OutOfMemoryError):
+    """Memory ended although rows were already shorter than configured.
+
+    Attributes:
+        row_tokens: the most tokens of a row.
+    """
+
+    def __init__(self, message: str, *, row_tokens: int) -> None:
+        super().__init__(message)
+        self.row_tokens = row_tokens
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an allocation of torch failed, on a GPU or on a CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+    )
+
+
+def free_gpu_memory() -> None:
+    """Give what torch keeps of freed memory back to the GPU, where there is one."""
+    if has_gpu():
+        torch.cuda.empty_cache()

@@ -9,16 +9,16 @@ train on any group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import rank, world_size
-from vlm_rl.learner.learner import UpdateResult
-from vlm_rl.learner.packing import PackedRow, pack_row
+from vlm_rl.learner.learner import LossFunction, UpdateResult
+from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
@@ -67,10 +67,11 @@ def train_step(session: Session) -> None:
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
     weights = [weigh(session, part) for part in parts]
-    mini_batches = [pack(session, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
+    rows_of = lru_cache(1)(partial(pack, session, batch, parts, weights))
+    rows_of(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
     with beside_update:
-        results = optimize(session, mini_batches, timings)
+        results = optimize(session, rows_of, timings)
     with timings.phase("sync"):
         session.sync_weights()
     session.belief = batch.belief
@@ -109,19 +110,36 @@ def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
     )
 
 
-def pack(session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
-    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work.
+def pack(
+    session: Session,
+    batch: RolloutBatch,
+    parts: Sequence[Sequence[Group]],
+    weights: Sequence[np.ndarray],
+    tokens: int,
+) -> list[list[PackedRow]]:
+    """Return this rank's rows of each mini-batch.
 
     Args:
         session: the run.
         batch: the rollout batch, with the prompts of this rank.
-        groups: the mini-batch, on all ranks.
-        weights_PG: the weight of every token of each response of the mini-batch.
+        parts: the mini-batches, on all ranks.
+        weights: for each of them, the weight [P, G] of every token of each response.
+        tokens: the most of a row.
     """
+    return [
+        pack_mini_batch(session, batch, part, weights_PG, tokens)
+        for part, weights_PG in zip(parts, weights, strict=True)
+    ]
+
+
+def pack_mini_batch(
+    session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray, tokens: int
+) -> list[PackedRow]:
+    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
         [group.lengths_G.tolist() for group in groups],
-        budget=session.config.train.micro_batch_tokens,
+        budget=tokens,
         num_ranks=world_size(),
         pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
         padded=session.policy.is_padded,
@@ -138,11 +156,44 @@ def pack(session: Session, batch: RolloutBatch, groups: Sequence[Group], weights
     return [row_of(chunks) for chunks in plan]
 
 
-def optimize(session: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> list[UpdateResult]:
-    """Take one optimizer step per mini-batch. What does not depend on these steps is computed before the first."""
-    if session.policy.has_frozen_vision:
-        with timings.phase("image_features"):
-            mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
+def optimize(
+    session: Session, rows_of: Callable[[int], Sequence[list[PackedRow]]], timings: Timings
+) -> list[UpdateResult]:
+    """Take one optimizer step per mini-batch, those that are left in shorter rows where memory ends.
+
+    Args:
+        session: the run.
+        rows_of: returns this rank's rows of each mini-batch, for the most tokens of a row.
+        timings: the seconds of each phase.
+    """
+    results: list[UpdateResult] = []
+    before_first: Sequence[list[PackedRow]] = []  # with what does not depend on these steps
+
+    def attempt(tokens: int) -> list[UpdateResult]:
+        nonlocal before_first
+        mini_batches = rows_of(tokens)
+        if session.policy.has_frozen_vision:
+            with timings.phase("image_features"):
+                mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
+        if before_first:
+            mini_batches = [with_log_probs_of(*each) for each in zip(mini_batches, before_first, strict=True)]
+        else:
+            mini_batches = log_probs_before(session, mini_batches, timings)
+        before_first = mini_batches
+        with timings.phase("update"):
+            for rows in mini_batches[len(results) :]:
+                results.append(
+                    session.learner.update(rows, loss_of(session), before_step=partial(check_gap, session))
+                )
+        return results
+
+    return session.rows.run(attempt)
+
+
+def log_probs_before(
+    session: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings
+) -> Sequence[list[PackedRow]]:
+    """Return the mini-batches with the log-probs at the weights before the first step, and the reference's."""
     if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
         with timings.phase("old_logprobs"):
             mini_batches = [session.learner.with_old_log_probs(rows) for rows in mini_batches]
@@ -151,8 +202,13 @@ def optimize(session: Session, mini_batches: Sequence[list[PackedRow]], timings:
             mini_batches = [
                 session.learner.with_reference_log_probs(rows, session.reference) for rows in mini_batches
             ]
+    return mini_batches
+
+
+def loss_of(session: Session) -> LossFunction:
+    """Return the loss of the run's rule."""
     rule, options = session.algorithm, session.config.algorithm
-    loss = partial(
+    return partial(
         policy_loss,
         ratio=rule.ratio,
         surrogate=rule.surrogate,
@@ -162,8 +218,6 @@ def optimize(session: Session, mini_batches: Sequence[list[PackedRow]], timings:
         kl_coef=options.kl_coef,
         entropy_coef=options.entropy_coef,
     )
-    with timings.phase("update"):
-        return [session.learner.update(rows, loss, before_step=partial(check_gap, session)) for rows in mini_batches]
 
 
 def check_gap(session: Session, sums: Mapping[str, float]) -> None:

@@ -138,9 +138,8 @@ def visit(model: Path, folder: Path, number: int) -> dict[str, Any]:
 # Ways whose state goes from one ZeRO stage to the next and back to the first.
 CHAINS: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
     "float32": ({}, (0, 2, 3, 1, 0)),
-    "bfloat16": ({"dtype": torch.bfloat16}, (1, 2, 3, 1)),
+    "bfloat16": ({"dtype": torch.bfloat16}, (1, 3, 1)),
     "adapters": ({"dtype": torch.bfloat16, "lora": LoraConfig(rank=3)}, (2, 3, 2)),
-    "adapters in float32": ({"lora": LoraConfig(rank=3)}, (0, 2, 0)),
 }
 
 

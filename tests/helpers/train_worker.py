@@ -48,6 +48,7 @@ from vlm_rl.learner import saving
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.policy import Policy
 from vlm_rl.rollouts.ahead import Ahead
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
@@ -245,6 +246,33 @@ def full_disk_at(what: str) -> None:
 def leave_free(size: int) -> None:
     """Let every disk have so many bytes free."""
     shutil.disk_usage = lambda _: SimpleNamespace(free=size)  # type: ignore[assignment]
+
+
+def end_memory(where: str, rows: Sequence[int], rank: int = 0) -> None:
+    """Let memory end in the forward or the backward pass of these rows of updates, counted from 1, on this rank.
+
+    In the backward pass it ends at the first layer: the later ones have their gradients by then.
+    """
+    forward, number = Policy.forward, count(1)
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. This is injected.")
+
+    def watched(self: Policy, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or os.environ["RANK"] != str(rank) or next(number) not in rows:
+            return forward(self, *args, **kwargs)
+        first = self.model.model.language_model.layers[0].mlp
+        if where == "forward":
+            handle = first.register_forward_pre_hook(fail)
+        else:
+            handle = first.register_full_backward_pre_hook(lambda *_: (handle.remove(), fail()))
+            return forward(self, *args, **kwargs)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            handle.remove()
+
+    Policy.forward = watched
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
@@ -472,6 +500,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "finish_batches_first": finish_batches_first,
     "kill_servers": kill_servers,
     "kill_after_answers": kill_after_answers,
+    "end_memory": end_memory,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "rescale_attention": rescale_attention,

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.policy import DataConfig, ModelConfig
-from vlm_rl.config.training import CheckpointConfig, TrackersConfig, TrainConfig, conflicts_of_4bit
+from vlm_rl.config.training import CheckpointConfig, TrackersConfig, TrainConfig, conflicts_of_4bit, halved
 
 
 class SftDataConfig(DataConfig):
@@ -58,6 +58,10 @@ class SftConfig(ConfigSection):
     train: SftTrainConfig = SftTrainConfig()
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()
     log: TrackersConfig = TrackersConfig()
+
+    def shorter_rows(self, tokens: int) -> int | None:
+        """Return half the tokens of a row, at least those of a longest response; None where that is no less."""
+        return halved(tokens, self.data.max_response_tokens)
 
     def conflicts(self) -> Iterator[str]:
         yield from conflicts_of_4bit(self.model, self.train)

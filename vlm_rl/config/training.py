@@ -394,6 +394,10 @@ class Config(ConfigSection):
         """Return the most tokens of a prompt and its response together."""
         return self.data.max_prompt_tokens + self.response_tokens
 
+    def shorter_rows(self, tokens: int) -> int | None:
+        """Return half the tokens of a row, at least those of a longest response; None where that is no less."""
+        return halved(tokens, self.rollout.max_tokens)
+
     def conflicts(self) -> Iterator[str]:
         lora = self.model.lora
         if lora is not None and lora.sync == "adapter" and self.rollout.sampler not in ("auto", "vllm"):
@@ -441,6 +445,12 @@ class Config(ConfigSection):
                 f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
                 "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
             )
+
+
+def halved(tokens: int, least: int) -> int | None:
+    """Return half of the tokens, at least so many; None where that is no less."""
+    half = max(tokens // 2, least)
+    return half if half < tokens else None
 
 
 def conflicts_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

@@ -16,11 +16,13 @@
     loading         from folders to prompt builder and policy
     saving          the learner's state, to checkpoints and back
     checkpoint_size   how large checkpoints are, and whether the disk has room for those that are kept
+    row_budget      how many tokens a row may have, and an update made again in shorter rows where memory ended
     save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
 
-Private to this room: routing (what the routers of experts do), guard (the gradient guard), regroup (the shards of
-DeepSpeed for a different number of ranks) and checkpoint_files (what a rank writes into a checkpoint).
+Private to this room: routing (what the routers of experts do), guard (the gradient guard), discard (gradients that no
+step applies), regroup (DeepSpeed's state for a different number of ranks or a different stage) and checkpoint_files
+(what a rank writes into a checkpoint).
 """
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "policy",
     "quantization",
     "reference",
+    "row_budget",
     "row_plan",
     "save_progress",
     "saving",

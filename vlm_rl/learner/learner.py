@@ -30,6 +30,7 @@ from vlm_rl.learner.deepspeed import (
     save_checkpoint,
     start_engine,
 )
+from vlm_rl.learner.discard import discard_gradients
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
 from vlm_rl.learner.learning_rate import learning_rate_factor
 from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
@@ -69,6 +70,7 @@ class Learner:
             max_skipped_in_a_row=config.max_skipped_in_a_row,
             fixed_norm=config.fixed_grad_norm,
         )
+        self.is_stepping = False  # in the optimizer's step, which may have changed some of the weights
         self._decision: tuple[float, float | None] | None = None  # (norm, scale) of the step in progress
         self._optimizer = self._make_optimizer()
         self._optimizer.gate = self._gate
@@ -167,7 +169,9 @@ class Learner:
     def _step(self) -> float:
         """Apply the accumulated gradient unless the guard refuses it. Returns its global norm."""
         self._decision = None
+        self.is_stepping = True
         self.engine.step()
+        self.is_stepping = False
         # An overflow that DeepSpeed found by itself never reaches the optimizer inside it.
         norm, scale = self._decision or (float(self.engine.optimizer._global_grad_norm), None)
         self.num_updates += 1
@@ -186,6 +190,11 @@ class Learner:
             return float(self.engine.optimizer._global_grad_norm)
         grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
+
+    def discard_gradients(self) -> None:
+        """Forget the gradients since the last optimizer step, also those of a pass that failed. One rank only."""
+        self.policy.routers.take()
+        discard_gradients(self.engine)
 
     def offload_optimizer(self) -> None:
         """Move masters and moments to host memory, in ZeRO 2 and 3, until `reload_optimizer`. Changes no number.

@@ -84,6 +84,7 @@ class PackedRow:
     predictor_K: Tensor  # int64, the row position whose hidden state predicts response token k
     target_K: Tensor  # int64, the response tokens themselves
     loss: LossInputs
+    members: Sequence[tuple[int, int]]  # the group in the mini-batch, and the response in it, of each of lengths_n
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
 
@@ -168,9 +169,27 @@ def pack_row(
         predictor_K=_int64(predictors),
         target_K=_int64([groups[chunk.group].rollouts[i].ids for chunk in chunks for i in chunk.responses]),
         loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version),
+        members=[(chunk.group, index) for chunk in chunks for index in chunk.responses],
         experts_TLK=torch.from_numpy(np.concatenate(experts)) if experts else None,
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
+
+
+def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -> list[PackedRow]:
+    """Return the rows with the old and the reference log-probs that the same responses have in earlier rows."""
+    filled = list(rows)
+    for name in ("old_logp_K", "reference_logp_K"):
+        parts: dict[tuple[int, int], Tensor] = {}
+        for row in earlier:
+            if (logp_K := getattr(row.loss, name)) is not None:
+                parts |= zip(row.members, logp_K.split(row.loss.lengths_n.tolist()), strict=True)
+        if parts:
+            joined = [torch.cat([parts[member] for member in row.members]) for row in filled]
+            filled = [
+                replace(row, loss=replace(row.loss, **{name: logp_K}))
+                for row, logp_K in zip(filled, joined, strict=True)
+            ]
+    return filled
 
 
 def _experts(group: Group, responses: Sequence[int]) -> list[np.ndarray]:

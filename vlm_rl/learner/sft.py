@@ -81,7 +81,12 @@ def warm_start(
 
 
 def take_step(
-    learner: Learner, examples: Sequence[Example], builder: PromptBuilder, prompts: PromptCache
+    learner: Learner,
+    examples: Sequence[Example],
+    builder: PromptBuilder,
+    prompts: PromptCache,
+    *,
+    tokens: int | None = None,
 ) -> UpdateResult:
     """Take one optimizer step on a batch. Every rank gives the whole batch, and computes its part of it.
 
@@ -90,9 +95,10 @@ def take_step(
         examples: the batch.
         builder: encodes the responses.
         prompts: has or builds the prompts.
+        tokens: the most of a row; None for train.micro_batch_tokens.
     """
     lengths = gather_shares([len(prompts[example.problem].ids) for example in share(examples)])
-    budget = learner.config.micro_batch_tokens
+    budget = tokens or learner.config.micro_batch_tokens
     return learner.update(pack_examples(examples, lengths, builder, prompts, learner.policy, budget), supervised_loss)
 
 

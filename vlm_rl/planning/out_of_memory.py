@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from vlm_rl.config import Config, SftConfig
-from vlm_rl.devices import has_gpu
+from vlm_rl.devices import OutOfMemoryError, has_gpu, is_out_of_memory
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, Fit, engine_share, fits, gib
@@ -19,13 +17,6 @@ from vlm_rl.run.directory import SFT_CONFIG
 from vlm_rl.run.terminal import resume_command
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an allocation of torch failed, on a GPU or on a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
-    )
 
 
 @contextmanager
@@ -66,7 +57,7 @@ def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
             f"{plan.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
             *lines,
             *_more_ranks(plan),
-            *_command(config, fit),
+            *_command(config, fit, error.row_tokens if isinstance(error, OutOfMemoryError) else None),
         ]
     )
 
@@ -76,9 +67,9 @@ def _line(remedy: Remedy, saved: str) -> str:
     return f"  {remedy}  # {remedy.effect}{saved}{takes}"
 
 
-def _command(config: Config | SftConfig, fit: Fit) -> Iterator[str]:
+def _command(config: Config | SftConfig, fit: Fit, row_tokens: int | None) -> Iterator[str]:
     """Yield what continues the run in less memory, or starts it again where nothing was written yet."""
-    shorter = shorter_rows(config)
+    shorter = config.shorter_rows(row_tokens or config.train.micro_batch_tokens)
     chosen = [] if fit.ok else fitting_remedies(fit, is_resumable) or []
     if not chosen and shorter is not None:
         chosen = [Remedy({"train.micro_batch_tokens": shorter}, "shorter rows")]
@@ -91,13 +82,6 @@ def _command(config: Config | SftConfig, fit: Fit) -> Iterator[str]:
         yield f"To continue from the newest checkpoint: {resume_command(config.out, command=command)} {settings}"
     else:
         yield f"Nothing is written yet. Start again with {settings}"
-
-
-def shorter_rows(config: Config | SftConfig) -> int | None:
-    """Return half of train.micro_batch_tokens, or the longest response if that is more; None where it is no less."""
-    longest = config.data.max_response_tokens if isinstance(config, SftConfig) else config.rollout.max_tokens
-    shorter = max(config.train.micro_batch_tokens // 2, longest)
-    return shorter if shorter < config.train.micro_batch_tokens else None
 
 
 def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:

@@ -22,6 +22,7 @@ from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, prompts_to_check
+from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.model_files.model_folder import check_context, check_divides
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.rewards.reward import RewardFunction, open_accuracy
@@ -76,6 +77,7 @@ class Session:
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._start_engine()
         stages.done("engine", self.sampler.name)
+        self.rows = RowBudget(config, self.learner, lambda text: self.recorder.note(f"step {self.step + 1}: {text}"))
         self._sync = self._make_sync()
         self._build_rollouts()
         self._restore()

@@ -20,6 +20,7 @@ from vlm_rl.distributed import gather_shares, rank, share
 from vlm_rl.errors import UserError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, prompts_to_check
+from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.learner.sft import Example, take_step
 from vlm_rl.model_files.model_folder import check_context
@@ -81,6 +82,7 @@ class SupervisedTraining:
         policy, _ = load_policy(run.model_path, config, device, prompts, banned_ids=(), temperature=1.0)
         run.check_disk(policy, device)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
+        self.rows = RowBudget(config, self.learner, lambda text: self.say(f"step {run.step + 1}: {text}"))
         self.order, self.ledger = PromptOrder(len(problems), config.seed), Ledger()
         run.restore(self.learner, self.order, self.ledger)
         run.start(self.contaminated)
@@ -147,7 +149,7 @@ class SupervisedTraining:
         begun = time.perf_counter()
         prompts = PromptCache(self.builder)
         examples = self._take(self.config.train.mini_batch_prompts, prompts)
-        result = take_step(self.learner, examples, self.builder, prompts)
+        result = self.rows.run(lambda tokens: take_step(self.learner, examples, self.builder, prompts, tokens=tokens))
         self.run.step += 1
         self._record(result, seconds=time.perf_counter() - begun)
         if self.run.is_save_due:

@@ -1,0 +1,64 @@
+"""How many tokens a packed row may have, and an update that is made again in shorter rows where memory ended.
+
+Responses grow in training, so memory ends in step 600, not in step 1. On one rank the update is then made again with
+half the tokens a row. On several ranks the others are in the middle of it: the run ends, and a resume takes shorter
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from vlm_rl.config import Config, SftConfig
+from vlm_rl.devices import OutOfMemoryError, free_gpu_memory, is_out_of_memory
+from vlm_rl.distributed import world_size
+from vlm_rl.learner.learner import Learner
+
+T = TypeVar("T")
+
+
+class RowBudget:
+    """The most tokens of a row: train.micro_batch_tokens, and half of it once memory has ended.
+
+    budget = RowBudget(config, learner, note)
+    result = budget.run(lambda tokens: learner.update(pack(groups, tokens), loss))
+    """
+
+    def __init__(self, config: Config | SftConfig, learner: Learner, note: Callable[[str], None]) -> None:
+        """Begin with the configured tokens.
+
+        Args:
+            config: of the run.
+            learner: makes the updates.
+            note: prints a line.
+        """
+        self.tokens = config.train.micro_batch_tokens
+        self._config, self._learner, self._note = config, learner, note
+
+    def run(self, attempt: Callable[[int], T]) -> T:
+        """Return what `attempt` returns for the tokens of a row. Where memory ends in it, call it once more.
+
+        A second call continues after the last optimizer step of the first: no step is taken twice. Raises
+        OutOfMemoryError where memory ends again, in the optimizer's step, or with rows that cannot be shorter.
+        """
+        try:
+            return attempt(self.tokens)
+        except RuntimeError as error:
+            shorter = self._config.shorter_rows(self.tokens)
+            if not is_out_of_memory(error) or world_size() > 1 or self._learner.is_stepping or shorter is None:
+                raise
+        # Outside of the handler: the error holds the frames, and they hold the activations.
+        self._learner.discard_gradients()
+        free_gpu_memory()
+        self._note(
+            f"memory ended in an update with rows of up to {self.tokens} tokens: it is made again with {shorter}, "
+            f"and so are later ones; a resume keeps that with train.micro_batch_tokens={shorter}"
+        )
+        self.tokens = shorter
+        try:
+            return attempt(shorter)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(str(error), row_tokens=shorter) from error
