@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from vlm_rl.learner.policy import Policy
 from vlm_rl.types import Prompt
 
 BANNED, TEMPERATURE = [3], 0.7
+WITH_EXPERTS = ("qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe")
+EXPERTS, CHOSEN = 4, 2  # of the tiny models
 
 
 def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
@@ -31,6 +34,26 @@ def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGro
         random_group(prompt, [5, 9 - seed], vocabulary=vocabulary, seed=seed, banned=BANNED)
         for seed, prompt in enumerate(prompts)
     ]
+
+
+def drawn_experts(tokens: int, layers: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw different experts for each token and layer, in no order."""
+    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (tokens, layers, 1)), axis=2)[:, :, :CHOSEN]
+
+
+def routed(group: WeighedGroup, layers: int, seed: int) -> WeighedGroup:
+    """Return the group as a sampler gives it whose routers choose at random."""
+    rng = np.random.default_rng(seed)
+    prompt_experts = drawn_experts(len(group.prompt.ids), layers, rng)
+    rollouts = [
+        replace(
+            rollout,
+            experts=drawn_experts(len(rollout.ids) - 1, layers, rng),
+            prompt_experts=prompt_experts if rollout.index == 0 else None,
+        )
+        for rollout in group.rollouts
+    ]
+    return replace(group, rollouts=rollouts)
 
 
 def text_prompt(length: int, seed: int) -> Prompt:

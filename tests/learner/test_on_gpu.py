@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row
+from tests.helpers.family_rows import BANNED, TEMPERATURE, WITH_EXPERTS, groups_of, packed_row, routed
+from tests.helpers.groups import WeighedGroup, random_group
 from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.torch_versions import VARLEN
+from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
 from vlm_rl.config import LoraConfig
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.attention import FUSED, AttentionKernels, attention_bf16, attention_fp32
 from vlm_rl.learner.architectures import SUPPORTED
@@ -29,16 +32,19 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
 from vlm_rl.model_files.adapters import BaseModel
+from vlm_rl.templates import TEMPLATES
 
 TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm
 OPTIONS = {"clip_low": 0.1, "clip_high": 0.1, "cap": 2.0}
 FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
-def computed(model_type: str, folder: Path, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def computed(
+    model_type: str, folder: Path, dtype: torch.dtype, groups: list[WeighedGroup] | None = None
+) -> tuple[Tensor, Tensor]:
     """Return log-probs [K] of a row and the gradient of all weights, end to end, as a run computes them."""
     vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
-    groups = groups_of(model_type, folder, vocabulary)
+    groups = groups or groups_of(model_type, folder, vocabulary)
     model = load_model(folder, dtype=dtype)
     check = SelfCheck(model, [group.prompt for group in groups], banned_ids=BANNED, temperature=TEMPERATURE)
     policy = Policy(model, banned_ids=BANNED, temperature=TEMPERATURE, layer_patches=True)
@@ -55,11 +61,37 @@ def computed(model_type: str, folder: Path, dtype: torch.dtype) -> tuple[Tensor,
 @pytest.mark.parametrize("model_type", SUPPORTED)
 def test_a_family_computes_on_a_gpu_what_it_does_on_a_cpu(model_type: str, family_model: FamilyModel) -> None:
     folder = family_model(model_type)
-    logp_K, grad = computed(model_type, folder, torch.float32)
+    vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
+    compare(model_type, folder, groups_of(model_type, folder, vocabulary))
+
+
+def compare(model_type: str, folder: Path, groups: list[WeighedGroup]) -> None:
+    logp_K, grad = computed(model_type, folder, torch.float32, groups)
     with PretendedCuda():
-        on_gpu_K, grad_on_gpu = computed(model_type, folder, torch.float32)
+        on_gpu_K, grad_on_gpu = computed(model_type, folder, torch.float32, groups)
     torch.testing.assert_close(on_gpu_K, logp_K, atol=TOLERANCE, rtol=0)
     assert (grad_on_gpu - grad).norm() < TOLERANCE * grad.norm()
+
+
+@pytest.mark.parametrize("model_type", WITH_EXPERTS)
+def test_experts_are_replayed_on_a_gpu(model_type: str, family_model: FamilyModel) -> None:
+    """In packed and in padded rows; without the replay the numbers differ."""
+    folder = family_model(model_type)
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    plain = groups_of(model_type, folder, config.vocab_size)
+    compare(model_type, folder, [routed(group, config.num_hidden_layers, n) for n, group in enumerate(plain)])
+
+
+@pytest.mark.parametrize("model_type", VIDEO_TYPES)
+def test_videos_are_computed_on_a_gpu(model_type: str, family_model: FamilyModel) -> None:
+    folder = family_model(model_type)
+    builder = PromptBuilder(folder, template=TEMPLATES["plain"])
+    builder.allow_videos([video_problem(SHORT)])
+    vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
+    prompts = [builder.build(video_problem(*videos)) for videos in ([SHORT], [LONG, SHORT])]
+    compare(
+        model_type, folder, [random_group(p, [5, 8], vocabulary=vocabulary, seed=n) for n, p in enumerate(prompts)]
+    )
 
 
 @pytest.mark.slow

@@ -13,7 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
+from tests.helpers.family_rows import (
+    BANNED,
+    CHOSEN,
+    TEMPERATURE,
+    WITH_EXPERTS,
+    groups_of,
+    packed_row,
+    routed,
+    unmodified_logp,
+)
 from tests.helpers.groups import WeighedGroup, load_reference
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.learner.policy import Policy, load_model
@@ -23,33 +32,11 @@ from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
-WITH_EXPERTS = ("qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe")
-EXPERTS, CHOSEN = 4, 2  # of the tiny models
 FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
 def load_policy(folder: Path) -> Policy:
     return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
-
-
-def drawn_experts(tokens: int, layers: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw different experts for each token and layer, in no order."""
-    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (tokens, layers, 1)), axis=2)[:, :, :CHOSEN]
-
-
-def routed(group: WeighedGroup, layers: int, seed: int) -> WeighedGroup:
-    """Return the group as a sampler gives it whose routers choose at random."""
-    rng = np.random.default_rng(seed)
-    prompt_experts = drawn_experts(len(group.prompt.ids), layers, rng)
-    rollouts = [
-        replace(
-            rollout,
-            experts=drawn_experts(len(rollout.ids) - 1, layers, rng),
-            prompt_experts=prompt_experts if rollout.index == 0 else None,
-        )
-        for rollout in group.rollouts
-    ]
-    return replace(group, rollouts=rollouts)
 
 
 def only_these(router: Any, _: Any, output: Sequence[Tensor], *, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
