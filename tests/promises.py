@@ -249,7 +249,14 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "rollouts/test_prompt_order.py::test_a_ledger_that_does_not_close_stops_the_run",
             "rollouts/test_collect.py::test_a_prompt_that_was_lost_ends_the_step",
         ],
-        "a rank that fails ends all": ["test_train.py::test_one_rank_that_raises_ends_all"],
+        "a rank that fails ends all, also those that would wait for it": [
+            "test_train.py::test_one_rank_that_raises_ends_all",
+            "test_late_memory.py::test_a_rank_out_of_memory_ends_all_with_a_message",
+        ],
+        "a rank that hangs is seen, and ends the run; what is slow is left alone": [
+            "test_late_memory.py::test_a_rank_that_hangs_is_seen_and_ends_the_run",
+            "test_late_memory.py::test_a_run_that_is_slow_but_alive_is_left_alone",
+        ],
     },
     "Input": {
         "images: bounded before decoding, the same pixels for model and engine": [

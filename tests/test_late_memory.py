@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.toy_runs import Toys, assert_sound, metrics_of, rollouts_of
+from vlm_rl.distributed import alive
+from vlm_rl.errors import EXIT_STALLED
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.session.watch import Watch
 
 SMALLER = {
     "train.micro_batch_tokens": "150",
@@ -172,3 +176,59 @@ def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
     assert result.code == 2 and "Traceback" not in result.output, result.output[-3000:]
     command = f"vlm-rl train {toys.run('ends-twice').path} --resume train.micro_batch_tokens=75"
     assert result.output.rstrip().endswith(f"To continue from the newest checkpoint: {command}")
+
+
+# -- several ranks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_rank_out_of_memory_ends_all_with_a_message(toys: Toys) -> None:
+    """Where the other is told by gloo that a rank is gone, and where it would wait on, as NCCL does."""
+    memory = {"end_memory": {"where": "forward", "rows": [2], "rank": 1}}
+    for name, other in {"ends-of-two": {}, "waits-on": {"ignore_others": {"rank": 0}}}.items():
+        config = toys.config(name)
+        result = toys.runner("train", config, ranks=2, faults_of_ranks=[other, memory])
+        assert result.code in (1, 2), result.output[-3000:]
+        command = f"-m vlm_rl train {toys.run(name).path} --resume train.micro_batch_tokens=150\n"
+        assert command in result.output, result.output[-3000:]
+        assert "rank 1 of 2 failed: CUDA out of memory." in result.output
+        assert "Traceback" not in result.output
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_seen_and_ends_the_run(toys: Toys) -> None:
+    """The rank that hangs and the one that waits for it write their stacks, and end with a code of their own."""
+    config = toys.config("hangs", log={"stall_minutes": 0.05})
+    fault = {"hang_in": {"phase": "update", "step": 2, "rank": 1}}
+    result = toys.runner("train", config, ranks=2, faults_of_ranks=[{}, fault])
+    assert result.code == EXIT_STALLED, result.output[-3000:]
+    log = (toys.run("hangs").path / "log.txt").read_text()
+    for rank, function in ((0, "all_gather_object"), (1, "hang")):
+        line = f"rank {rank} of 2: no rank has made progress for 0.05"
+        stacks = log[log.index(line) :]
+        assert (
+            stacks.count("the stacks of its threads") >= 1 and "its last collective of ours: all_gather of " in stacks
+        )
+        assert f" in {function}\n" in stacks, stacks
+        assert f"rank {rank} of 2: no rank has made progress for 0.1" in log
+    assert "it was last in update" in log
+
+
+def test_a_run_that_is_slow_but_alive_is_left_alone(tmp_path: Path) -> None:
+    """Signs of life, and bytes that are written, keep a watch quiet; then it writes this thread's stack."""
+    log = tmp_path / "log.txt"
+    watch = Watch()
+    watch.arm(log, minutes=0.4 / 60)
+    watch.join(tmp_path)
+    for _ in range(20):
+        alive("a long phase")
+        time.sleep(0.05)
+    for _ in range(20):
+        (tmp_path / "file").write_bytes(bytes(2_000_000))
+        time.sleep(0.05)
+    assert not log.exists()
+    while not log.exists() or "Thread" not in log.read_text():
+        time.sleep(0.01)
+    watch.close()
+    said = log.read_text()
+    assert "it was last in a long phase; it has no other ranks" in said and "test_a_run_that_is_slow" in said

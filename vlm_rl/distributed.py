@@ -1,8 +1,9 @@
-"""Ranks: how a process joins its group, and the few collectives on plain values that training needs."""
+"""Ranks: how a process joins its group, the few collectives on plain values that training needs, signs of life."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -70,9 +71,34 @@ def from_main(make: Callable[[], T]) -> T:
     return value
 
 
+_last: list[str] = ["none yet"]
+
+
+def _note_collective(name: str, *, callers: int) -> None:
+    """Keep which collective this rank enters, and from where."""
+    frame = sys._getframe(callers + 1)
+    _last[0] = f"{name} of {frame.f_globals['__name__']}:{frame.f_lineno}"
+
+
+def last_collective() -> str:
+    """Say which collective of ours this rank entered last, and how many it has entered in all.
+
+    A rank with a smaller number is the one that the others wait for.
+    """
+    if world_size() == 1:
+        return "it has no other ranks"
+    try:
+        group: Any = dist.distributed_c10d._get_default_group()
+        number = group._get_sequence_number_for_group()
+    except RuntimeError:  # a backend that does not count
+        return f"its last collective of ours: {_last[0]}"
+    return f"its last collective of ours: {_last[0]}; all of its collectives so far: {number}"
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     if world_size() > 1:
+        _note_collective("barrier", callers=1)
         dist.barrier()
 
 
@@ -81,6 +107,7 @@ def all_gather(value: Any) -> list[Any]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
+    _note_collective("all_gather", callers=1)
     dist.all_gather_object(values, value)
     return values
 
@@ -108,3 +135,23 @@ def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
+
+
+# -- signs of life -----------------------------------------------------------------------------------
+
+_signs: dict[str, Any] = {"number": 0, "doing": "nothing yet"}
+
+
+def alive(doing: str = "") -> None:
+    """Note that this rank goes on: a phase begins, a token is sampled, a row is computed. Any thread may.
+
+    With no words, it is still doing what the last ones said.
+    """
+    _signs["number"] += 1
+    if doing:
+        _signs["doing"] = doing
+
+
+def signs_of_life() -> tuple[int, str]:
+    """Return how many signs there were, and what the rank was last doing."""
+    return _signs["number"], _signs["doing"]

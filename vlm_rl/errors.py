@@ -18,6 +18,7 @@ class UserError(Exception):
 
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM with everything saved; start again with --resume
+EXIT_STALLED = 79  # no rank made progress for twice log.stall_minutes; the stacks are in log.txt
 
 
 class StoppedError(SystemExit):

@@ -56,7 +56,7 @@ from vlm_rl.samplers.base import SampleRequest
 from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.samplers.vllm.engine import import_vllm
-from vlm_rl.session import periodic_evaluation, session
+from vlm_rl.session import periodic_evaluation, session, watch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.types import Grade, NamedTensors
 
@@ -273,6 +273,32 @@ def end_memory(where: str, rows: Sequence[int], rank: int = 0) -> None:
             handle.remove()
 
     Policy.forward = watched
+
+
+def hang_in(phase: str, step: int, rank: int) -> None:
+    """Let this rank hang when the phase begins for the step-th time."""
+
+    def hang() -> None:
+        while os.environ["RANK"] == str(rank):
+            time.sleep(0.1)
+
+    _before(phase, step, hang)
+
+
+def ignore_others(rank: int) -> None:
+    """Let this rank wait on when a collective fails, as NCCL waits for a rank that has ended; 3 s at most."""
+    watch.GRACE_SECONDS = 3.0
+    gather = torch.distributed.all_gather_object
+
+    def waiting(*args: Any, **kwargs: Any) -> None:
+        try:
+            gather(*args, **kwargs)
+        except RuntimeError:
+            while os.environ["RANK"] == str(rank):
+                time.sleep(0.1)
+            raise
+
+    torch.distributed.all_gather_object = waiting
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
@@ -501,6 +527,8 @@ FAULTS: dict[str, Callable[..., None]] = {
     "kill_servers": kill_servers,
     "kill_after_answers": kill_after_answers,
     "end_memory": end_memory,
+    "hang_in": hang_in,
+    "ignore_others": ignore_others,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "rescale_attention": rescale_attention,

@@ -358,6 +358,10 @@ class TrackersConfig(ConfigSection):
     """The trackers' group of runs, e.g. the seeds of one study; null: none."""
     tags: list[str] = []
     """The trackers' tags of the run."""
+    stall_minutes: NonNegativeFloat = 30.0
+    """Where no rank has made progress for so long (sampled a token, computed a row, written a file), each writes
+    its Python stacks and its last collective into log.txt; after the same time again the run ends with code 79. 0:
+    off. See docs/reliability.md."""
 
 
 class LogConfig(TrackersConfig):

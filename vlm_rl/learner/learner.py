@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm_rl.config import TrainConfig
-from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
+from vlm_rl.distributed import alive, all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.deepspeed import (
@@ -99,6 +99,7 @@ class Learner:
         """
         filled = []
         for row in rows:
+            alive()
             features_FMH = self.engine(row.to(self.device), only_features=True)
             filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
@@ -110,6 +111,7 @@ class Learner:
     @torch.no_grad()
     def log_probs(self, row: PackedRow) -> Tensor:
         """Return the log-probs [K] of the row's response tokens at the current weights, on the row's device."""
+        alive()
         logp_K, _ = self.engine(row.to(self.device))
         return logp_K.to(row.target_K.device)
 
@@ -121,6 +123,7 @@ class Learner:
         filled = []
         with reference.on_device(self.device):
             for row in rows:
+                alive()
                 logp_K, _ = reference.model(replace(row, experts_TLK=None).to(self.device))
                 filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
         return filled
@@ -139,6 +142,7 @@ class Learner:
         """
         totals: dict[str, Tensor] = {}
         for row in rows:
+            alive()
             row = row.to(self.device)
             logp_K, entropy_K = self.engine(row)
             loss, sums = loss_function(logp_K, entropy_K, row.loss)
@@ -215,6 +219,7 @@ class Learner:
         With adapters these are the merged weights: the model that an engine without adapters computes with.
         """
         for name, source in weight_sources(self.policy.model):
+            alive()
             with gathered(source.parameters, zero_stage=self.config.zero_stage):
                 yield name, source.weight()
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import default_device
+from vlm_rl.distributed import alive
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.model_files.routers import RoutingRecord
@@ -156,6 +157,7 @@ class TransformersSampler:
         encoded = self._prefill([prompt])
         noise = uniforms(request.seeds(0), params.max_tokens).to(self._device) if params.temperature > 0 else None
         for t in range(params.max_tokens):
+            alive()
             scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[:, t])
             yield int(tokens)

@@ -5,6 +5,7 @@ session: the parts of a run that reinforces: builds, saves, restores and closes 
 sft: a run of `vlm-rl sft`.
 start_from: a new run that begins with another's weights and optimizer.
 preflight: the first checks of a command, before anything heavy is imported.
+watch: whether other ranks have failed, and whether none makes progress.
 recorder: what a run writes down, and the seconds of its phases.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.distributed import rank
+from vlm_rl.distributed import alive, rank
 from vlm_rl.evaluation.scores import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
@@ -118,6 +118,7 @@ class Timings:
     def phase(self, name: str) -> Iterator[None]:
         """Show that a phase begins, and add its seconds up."""
         self.show(name)
+        alive(name)
         begun = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun

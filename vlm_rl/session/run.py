@@ -26,7 +26,7 @@ import torch
 from vlm_rl.config import Config, SftConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import set_digests
-from vlm_rl.distributed import all_gather, from_main, init_ranks, rank, world_size
+from vlm_rl.distributed import alive, all_gather, from_main, init_ranks, rank, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.checkpoint_size import DiskRoom, disk_room
@@ -50,10 +50,12 @@ from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
+from vlm_rl.run.run_log import LOG
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.run.tracking import Tracking
 from vlm_rl.session.preflight import check_resumable
 from vlm_rl.session.start_from import check_start
+from vlm_rl.session.watch import Watch
 from vlm_rl.types import Problem
 
 
@@ -87,6 +89,7 @@ class Run:
         self._start: ResumePoint | None = None  # of another run, that this one begins with
         self._saved_step: int | None = None  # the last one that this process has saved, or begun with
         self._interrupts = Interrupts()
+        self._watch = Watch()
         self._is_stop_requested, self._stop_reason = False, "stopped by SIGTERM"
 
     def __enter__(self) -> Self:
@@ -95,7 +98,11 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        first = None if error is None or isinstance(error, SystemExit) else self._watch.tell(error)
+        self._watch.close()
         self._lock.release()
+        if first is not None:
+            raise first from error
 
     # -- before anything is written ------------------------------------------------------------------
 
@@ -106,6 +113,7 @@ class Run:
         """
         check_quantization(self._config.model)
         device = init_ranks()
+        self._watch.join(self.directory.path)
         check_alike(all_gather(self._config))
         return device
 
@@ -236,6 +244,7 @@ class Run:
             )
         for line in self._room.lines():
             note(line)
+        self._watch.arm(self.directory.path / LOG, minutes=self._config.log.stall_minutes)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._interrupts.listen()
 
@@ -294,7 +303,8 @@ class Run:
         self._stop_reason, self._is_stop_requested = reason, True
 
     def is_stopped(self) -> bool:
-        """Tell whether what waits should give up."""
+        """Tell whether what waits should give up. Who asks has limits of its own, and is alive."""
+        alive()
         return self._is_stop_requested or self._interrupts.noted
 
     def stop_if_asked(self, step: int, save: Callable[[], None]) -> None:

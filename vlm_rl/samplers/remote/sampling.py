@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import rank
+from vlm_rl.distributed import alive, rank
 from vlm_rl.samplers.base import SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.remote.client import ServerError, ServerResponse, ask, ask_group, connected
 from vlm_rl.samplers.remote.fleet import Fleet
@@ -187,6 +187,7 @@ class Sampling:
         while True:
             before = fleet.changes
             info = await ask(client, "/weight_info", seconds=silence, post=False)
+            alive()
             is_settled = before == fleet.changes and not fleet.is_pushing
             if is_settled and info != {"weight_version": fleet.label}:
                 raise ServerError(f"it holds the weights {str(info)[:100]}, not {fleet.label}")

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from vlm_rl.config import ENGINE_SHARE, LoraConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
-from vlm_rl.distributed import rank
+from vlm_rl.distributed import alive, rank
 from vlm_rl.errors import UserError, near
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.model_files.checkpoint_layout import as_published
@@ -212,6 +212,7 @@ class VllmSampler:
             for number, (request, setting) in enumerate(requests):
                 names.append(engine.add_request(str(number), request, setting, lora_request=self._loaded))
             while engine.has_unfinished_requests() and not is_enough():
+                alive()
                 for output in engine.step():
                     if output.finished:
                         yield int(output.request_id), output.outputs[0]
