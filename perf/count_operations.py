@@ -15,7 +15,7 @@ optimizer's step, DeepSpeed and collectives are not counted.
 - A host read is a value of a tensor that Python asks for: on a GPU it waits until all that was asked before is done.
 
 The ways are settings of a run: `transformers` has `model.layer_patches: auto` on a GPU, `lean` has `true`. `kept`
-recomputes nothing, and `all` has `model.gradient_checkpointing: true`.
+recomputes nothing, `all recomputed` has `model.gradient_checkpointing: true`, `fused head` has `model.fused_head`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.config import LayerPatches
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.learner import policy as head_module
+from vlm_rl.learner import head as head_module
 from vlm_rl.learner.attention import shared_prefix
 from vlm_rl.learner.attention import vision as vision_attention
 from vlm_rl.learner.packing import Chunk, PackedRow
@@ -79,6 +79,7 @@ class Way:
     name: str
     layers: LayerPatches
     checkpointing: bool
+    fused_head: bool = False
 
 
 WAYS = (
@@ -86,6 +87,7 @@ WAYS = (
     Way("transformers, kept", False, False),
     Way("lean, all recomputed", True, True),
     Way("lean, kept", True, False),
+    Way("transformers, all recomputed, fused head", False, True, fused_head=True),
 )
 
 
@@ -185,8 +187,11 @@ def _size(tensor: Tensor) -> int:
 
 
 def _bytes(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> int:
-    inputs = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+    inputs = [x for x in tree_iter((args, {**kwargs, "out": None})) if isinstance(x, Tensor)]
     outputs = [x for x in tree_iter(out) if isinstance(x, Tensor)]
+    if not outputs:  # written into, and not returned
+        aliases = (argument.alias_info for argument in func._schema.arguments)
+        outputs = [x for x, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
     if name in MOVES_LITTLE:
         return 0
     if name in MOVES_OUTPUT:
@@ -205,6 +210,8 @@ def _operations(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float
     if name.startswith("_flash_attention"):
         return _pairs_of_flash(name, args)
     if (formula := flop_registry.get(func.overloadpacket)) is not None:
+        if name in ("mm", "addmm"):  # whose formulas do not know the dtype of the output
+            return float(formula(*(x for x in args if isinstance(x, Tensor)), out_val=out))
         return float(formula(*args, **kwargs, out_val=out))
     return float(sum(x.numel() for x in tree_iter(out) if isinstance(x, Tensor)))
 
@@ -227,11 +234,13 @@ def make_policy(size: str, way: Way) -> Policy:
     """Return a policy without values in its weights, bfloat16."""
     config = make_config(size)
     implementation = {"text_config": shared_prefix.NAME, "vision_config": "sdpa"}
-    with torch.device("meta"):
+    with torch.device("meta"), mock.patch.object(head_module, "has_gpu", lambda: True):
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=torch.bfloat16, attn_implementation=implementation
         )
-        policy = Policy(model, banned_ids=(IMAGE,), temperature=1.0, layer_patches=way.layers)
+        policy = Policy(
+            model, banned_ids=(IMAGE,), temperature=1.0, layer_patches=way.layers, fused_head=way.fused_head
+        )
     vision_attention.install_attention(model.model.visual)  # which a GPU gets by `auto`
     if way.checkpointing:
         policy.enable_checkpointing()
@@ -276,7 +285,7 @@ def count_pass(
         with counting.inside("tower"):
             features = policy(row, only_features=True)
         leaf = features.detach().requires_grad_(update)
-        logp_K, entropy_K = policy(replace(row, vision={"image_features": leaf}))
+        logp_K, entropy_K = policy(replace(row, vision={"image_features": leaf}), with_entropy=update)
         if update:
             policy_loss(logp_K, entropy_K.detach(), row.loss, **LOSS)[0].backward()
             with counting.inside("tower"):

@@ -26,6 +26,7 @@ HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
     "peft": "vlm_rl/learner/lora.py",
     "bitsandbytes": "vlm_rl/learner/quantization.py",
+    "triton": "vlm_rl/learner/head_kernels.py",
     "vllm": "vlm_rl/samplers/vllm/",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.pretended_cuda import PretendedCuda, is_on_gpu
 from vlm_rl import devices
-from vlm_rl.learner.policy import Head, load_model
+from vlm_rl.learner.head import Head
+from vlm_rl.learner.policy import load_model
 
 MIXED = "Expected all tensors to be on the same device"
 

@@ -33,7 +33,7 @@ from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief, difficulty_weights
-from vlm_rl.learner import policy as policy_module
+from vlm_rl.learner import head as head_module
 from vlm_rl.learner.guard import GuardAbortError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow
@@ -278,13 +278,13 @@ def no_signal(model: Path, stage: int) -> dict[str, Any]:
 
 def head_in_chunks(model: Path, stage: int) -> dict[str, Any]:
     """The output head passes over a row in pieces, more of them on one rank than on the other."""
-    whole = policy_module.MAX_LOGITS
+    whole = head_module.LOGIT_BYTES
     case = Case(model, stage)
-    policy_module.MAX_LOGITS = 10 * case.policy.model.config.get_text_config().vocab_size
+    head_module.LOGIT_BYTES = 10 * 8 * case.policy.model.config.get_text_config().vocab_size
     try:
         return trained(case, case.unequal_rows())
     finally:
-        policy_module.MAX_LOGITS = whole
+        head_module.LOGIT_BYTES = whole
 
 
 def one_group(model: Path, stage: int) -> dict[str, Any]:

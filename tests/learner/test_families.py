@@ -18,7 +18,8 @@ from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
-from vlm_rl.learner.policy import Head, Policy, load_model
+from vlm_rl.learner.head import Head
+from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.templates import TEMPLATES
 

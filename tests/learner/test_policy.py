@@ -19,6 +19,7 @@ from tests.helpers.groups import (
     random_group,
 )
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.learner import head as head_module
 from vlm_rl.learner import policy as policy_module
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
@@ -135,7 +136,7 @@ def test_chunked_head_equals_the_whole_matrix(tiny_model: Path, banned: list[int
         )
 
     whole = run()
-    monkeypatch.setattr(policy_module, "MAX_LOGITS", 5 * vocabulary)  # 22 tokens in chunks of 5
+    monkeypatch.setattr(head_module, "LOGIT_BYTES", 5 * 8 * vocabulary)  # 22 tokens in chunks of 5
     chunked = run()
     torch.testing.assert_close(chunked[0], whole[0])
     torch.testing.assert_close(chunked[1], whole[1])

@@ -185,12 +185,15 @@ def test_bytes_of_every_stage_by_hand() -> None:
 
 def test_head_buckets_and_images_by_hand() -> None:
     # Qwen2.5-VL-7B: 152,064 ids x 3,584. The head's weight gradient is summed in float32; beside it is a product in
-    # bfloat16, or at the end a copy. Four float32 chunks of 2^26 logits. A bucket of 5e8 elements.
-    logits, matrix = 4 * 4 * 2**26, 152_064 * 3584
+    # bfloat16, or at the end a copy. Chunks of logits in two float32 copies, of as many whole tokens as 1 GiB holds;
+    # of a fused head the bfloat16 logits themselves. A bucket of 5e8 elements.
+    logits, matrix = 2 * 4 * 882 * 152_064, 152_064 * 3584
+    assert 0 <= 2**30 - logits < 2 * 4 * 152_064
     memory = plan_of(LUSPO_7B).memory
     assert (memory.head, memory.buckets) == (logits + (4 + 2) * matrix, 2 * 5 * 10**8)
     assert memory.update == sum(memory.parts().values())
     assert plan_of(LUSPO_7B, "model.lora.rank=8").memory.head == logits
+    assert plan_of(LUSPO_7B, "model.fused_head=true", "model.lora.rank=8").memory.head == 2 * 3530 * 152_064
     assert plan_of(LUSPO_7B, "train.zero_stage=1").memory.buckets == 4 * 5 * 10**8
     smaller = "train.deepspeed.zero_optimization.reduce_bucket_size=1000000"
     assert plan_of(LUSPO_7B, smaller).memory.buckets == 2 * 10**6

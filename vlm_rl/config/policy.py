@@ -76,6 +76,9 @@ class ModelConfig(ConfigSection):
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. auto: true on a CPU; on a GPU the tower's attention alone. true is
     experimental on GPUs."""
+    fused_head: bool = False
+    """Compute log-probs, entropies and their gradient by Triton kernels that keep no copy of the logits: the same
+    numbers in fewer passes. Needs a GPU. Experimental on GPUs."""
     lora: LoraConfig | None = None
     """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md.
     Experimental on GPUs."""

@@ -5,6 +5,7 @@
     lora            adapters on linear layers
     quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
+    head            its output head: log-probs and entropies in chunks, and what memory they take
     learner         one DeepSpeed engine around the policy; every optimizer step
     learning_rate   the schedule of its rate, and what a resume makes of it
     deepspeed       the only file that imports DeepSpeed: its engine, its options, and checks of them
@@ -20,9 +21,9 @@
     save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
 
-Private to this room: routing (what the routers of experts do), guard (the gradient guard), discard (gradients that no
-step applies), regroup (DeepSpeed's state for a different number of ranks or a different stage) and checkpoint_files
-(what a rank writes into a checkpoint).
+Private to this room: head_kernels (the head in Triton), routing (what the routers of experts do), guard (the gradient
+guard), discard (gradients that no step applies), regroup (DeepSpeed's state for a different number of ranks or a
+different stage) and checkpoint_files (what a rank writes into a checkpoint).
 """
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "attention",
     "checkpoint_size",
     "deepspeed",
+    "head",
     "learner",
     "learning_rate",
     "loading",

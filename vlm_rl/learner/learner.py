@@ -112,7 +112,7 @@ class Learner:
     def log_probs(self, row: PackedRow) -> Tensor:
         """Return the log-probs [K] of the row's response tokens at the current weights, on the row's device."""
         alive()
-        logp_K, _ = self.engine(row.to(self.device))
+        logp_K, _ = self.engine(row.to(self.device), with_entropy=False)
         return logp_K.to(row.target_K.device)
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class Learner:
         with reference.on_device(self.device):
             for row in rows:
                 alive()
-                logp_K, _ = reference.model(replace(row, experts_TLK=None).to(self.device))
+                logp_K, _ = reference.model(replace(row, experts_TLK=None).to(self.device), with_entropy=False)
                 filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
         return filled
 

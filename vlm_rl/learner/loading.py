@@ -135,7 +135,7 @@ def policy_of(
 
     Args:
         model: as it was loaded; it is changed in place.
-        settings: `model` of the run's configuration: its rows and layer patches.
+        settings: `model` of the run's configuration: its rows, layer patches and output head.
         banned_ids: ids at log-prob -inf.
         temperature: divides the logits.
     """
@@ -145,6 +145,7 @@ def policy_of(
         temperature=temperature,
         layer_patches=settings.layer_patches,
         rows=settings.rows,
+        fused_head=settings.fused_head,
     )
 
 

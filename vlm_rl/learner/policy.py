@@ -1,11 +1,4 @@
-"""The policy: the model, and log-probs and entropies of a packed row's response tokens.
-
-The learner must describe the distribution that the sampler samples from, so the banned ids and the temperature
-apply here too: log_softmax((logits with banned ids at -inf) / temperature).
-
-The logits of a whole row are never held at once. Hidden states pass through the output head in chunks, and
-again in the backward pass, so that the memory of logits does not grow with the row.
-"""
+"""The policy: the model, and log-probs and entropies of a packed row's response tokens."""
 
 from __future__ import annotations
 
@@ -33,21 +26,18 @@ from transformers.utils.logging import disable_progress_bar
 from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, RowFormat, TrainConfig
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.devices import default_device, has_gpu
-from vlm_rl.errors import UserError
 from vlm_rl.learner import lora
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
 from vlm_rl.learner.attention import patches
 from vlm_rl.learner.attention import shared_prefix as attention
 from vlm_rl.learner.deepspeed import sharded_loading
+from vlm_rl.learner.head import Head
 from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
 from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
 from vlm_rl.model_files.model_folder import check_transformers, own_attention
-
-_LOWEST = torch.finfo(torch.float32).min
-MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
 def load_model(
@@ -119,6 +109,7 @@ class Policy(nn.Module):
         temperature: float,
         layer_patches: LayerPatches = "auto",
         rows: RowFormat = "auto",
+        fused_head: bool = False,
     ) -> None:
         """Take the model over, and change it in place.
 
@@ -128,8 +119,9 @@ class Policy(nn.Module):
             temperature: the sampler's.
             layer_patches: whether layers of the model are replaced by ours, as in the configuration.
             rows: model.rows.
+            fused_head: model.fused_head.
 
-        Raises UserError for an output head that is more than a matrix.
+        Raises UserError for an output head that is more than a matrix, or that the fused kernels cannot compute.
         """
         super().__init__()
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
@@ -139,6 +131,7 @@ class Policy(nn.Module):
             banned_ids=banned_ids,
             temperature=temperature,
             soft_cap=getattr(text, "final_logit_softcapping", None),
+            fused=fused_head,
         )
         self.vision = vision_of(model.config)
         self.family = family_of(model.config)
@@ -210,9 +203,12 @@ class Policy(nn.Module):
             for module in inputs:
                 module.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
-    def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
+    def forward(
+        self, row: PackedRow, *, only_features: bool = False, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None] | Tensor:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
+        Without ``with_entropy`` there is None in their place, which saves passes over the logits.
         With ``only_features``, return what the mergers make of the row's images instead, [visual tokens, mergers, H]:
         one merger, and Qwen3-VL's deepstack mergers behind it. A row whose `vision` is {"image_features": that
         output} skips the tower.
@@ -221,7 +217,8 @@ class Policy(nn.Module):
             return torch.stack(tuple(self._image_features(row)), dim=1)
         padded = padded_rows(row.spans).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
-        return self.head(self.hidden_states(row, padded).index_select(0, predictor_K), row.target_K)
+        hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
+        return self.head(hidden_KH, row.target_K, with_entropy=with_entropy)
 
     def _layout(self, row: PackedRow) -> RowLayout:
         """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
@@ -291,126 +288,6 @@ def _recomputed(
     if reentrant:
         return checkpoint(function, *args, use_reentrant=True)
     return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused()))
-
-
-class Head(nn.Module):
-    """The model's output head, from hidden states to log-probs and entropies, as one module.
-
-    Under ZeRO 3 a module's weight is gathered at every call, on all ranks together. Rows of different lengths
-    have different numbers of chunks, so the chunks are inside the call.
-    """
-
-    def __init__(
-        self,
-        head: nn.Module | None,
-        *,
-        banned_ids: Sequence[int],
-        temperature: float,
-        soft_cap: float | None = None,
-    ) -> None:
-        """Share the weight of the model's own head.
-
-        Args:
-            head: the model's.
-            banned_ids: ids at log-prob -inf.
-            temperature: divides the logits.
-            soft_cap: logits are soft_cap tanh(logits / soft_cap), as in Gemma 2; None leaves them alone.
-        """
-        super().__init__()
-        if not isinstance(head, nn.Linear) or head.bias is not None:
-            raise UserError(
-                "the learner supports only output heads that are a matrix without a bias: use a different model"
-            )
-        self.weight = head.weight
-        self.temperature, self.soft_cap = temperature, soft_cap
-        self.banned: Tensor
-        banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=self.weight.device)
-        self.register_buffer("banned", banned, persistent=False)
-
-    def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs [K] and entropies [K] of the targets, float32."""
-        chunk = max(1, MAX_LOGITS // len(self.weight))
-        return _ChunkedScore.apply(
-            hidden_KH, self.weight, target_K, self.banned, self.temperature, self.soft_cap, chunk
-        )
-
-
-class _ChunkedScore(torch.autograd.Function):
-    """Compute log-probs and entropies of targets, holding at most `chunk` rows of logits.
-
-    The backward pass computes the logits again. With p the softmax, g the gradient of a log-prob and e that of
-    an entropy H, the gradient of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature. The
-    weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient as soon as it arrives, and
-    expects it to arrive once.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_KH: Tensor,
-        weight_VH: Tensor,
-        target_K: Tensor,
-        banned: Tensor,
-        temperature: float,
-        soft_cap: float | None,
-        chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
-        ctx.temperature, ctx.soft_cap, ctx.chunk = temperature, soft_cap, chunk
-        ctx.set_materialize_grads(False)  # entropies without a gradient get None, which costs nothing
-        logps, entropies = [], []
-        for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
-            logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature, soft_cap)
-            logps.append(logp_CV.gather(1, target_C[:, None])[:, 0])
-            entropies.append(_entropy(logp_CV))
-        return torch.cat(logps), torch.cat(entropies)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
-        grad_hidden_KH = torch.empty_like(hidden_KH)
-        is_trained = ctx.needs_input_grad[1]
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if is_trained else None
-        for start in range(0, len(target_K), ctx.chunk):
-            part = slice(start, start + ctx.chunk)
-            hidden_CH = hidden_KH[part]
-            logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature, ctx.soft_cap)
-            grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
-            of_entropy_CV = None
-            if gradients[1] is not None:
-                logp_CV.clamp_(min=_LOWEST)
-                entropy_C1 = -(grad_CV * logp_CV).sum(-1, keepdim=True)
-                of_entropy_CV = logp_CV.add_(entropy_C1).mul_(grad_CV).mul_(gradients[1][part, None])
-            grad_CV.mul_(0.0 if gradients[0] is None else -gradients[0][part, None])
-            if gradients[0] is not None:
-                grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
-            if of_entropy_CV is not None:
-                grad_CV.sub_(of_entropy_CV)
-            if ctx.soft_cap is not None:  # the slope of c tanh(x / c) is 1 - tanh^2
-                grad_CV.mul_(
-                    1 - nn.functional.linear(hidden_CH, weight_VH).float().div_(ctx.soft_cap).tanh_().square_()
-                )
-            grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
-            grad_hidden_KH[part] = grad_CV @ weight_VH
-            if grad_weight_VH is not None:
-                grad_weight_VH += grad_CV.T @ hidden_CH
-        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_KH, grad_weight, None, None, None, None, None
-
-
-def _entropy(logp_CV: Tensor) -> Tensor:
-    """Return -sum p log p. At p = 0 the term is 0, where the product of 0 and -inf would be NaN."""
-    return -(logp_CV.exp() * logp_CV.clamp(min=_LOWEST)).sum(-1)
-
-
-def _log_probs(
-    hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float, soft_cap: float | None
-) -> Tensor:
-    logits_CV = nn.functional.linear(hidden_CH, weight_VH)  # what follows is in place: nothing else reads them
-    if soft_cap is not None:
-        logits_CV.div_(soft_cap).tanh_().mul_(soft_cap)  # before the cast, as transformers and vLLM do
-    logits_CV = logits_CV.float().div_(temperature)
-    return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
 
 
 def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -21,12 +21,11 @@ from vlm_rl.config import Config, ModelPart, TrainConfig
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.learner.architectures import active_window, family_of
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
+from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
-from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 
 MERGER_COPIES = 5  # of a patch's hidden state: its norm in and out, the two sides of the activation, the output
-LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 
 # DeepSpeed's defaults of stage3_max_live_parameters and reduce_bucket_size, in elements.
 _LIVE_PARAMETERS, _BUCKET = 1e9, 5e8
@@ -209,8 +208,13 @@ def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:
 
 def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
     """Return the bytes of the output head: its chunks of logits, and what the gradient of its weight takes."""
-    tokens, vocabulary = row_tokens(config), sizes.config.get_text_config().vocab_size
-    chunks = LOGIT_COPIES * 4 * min(tokens * vocabulary, MAX_LOGITS)
+    text = sizes.config.get_text_config()
+    way: Any = {
+        "fused": config.model.fused_head,
+        "soft_cap": getattr(text, "final_logit_softcapping", None) is not None,
+    }
+    rows = min(row_tokens(config), chunk_rows(text.vocab_size, dtype, **way))
+    chunks = rows * text.vocab_size * bytes_per_logit(dtype, **way)
     if config.model.lora is not None or "language_model" in config.model.freeze:
         return chunks
     return chunks + (4 + dtype.itemsize) * sizes.head  # the product, then a copy in its place
