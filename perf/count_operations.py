@@ -14,8 +14,9 @@ optimizer's step, DeepSpeed and collectives are not counted.
 - A kernel of Liger's, or of ours, reads its inputs and writes its outputs once.
 - A host read is a value of a tensor that Python asks for: on a GPU it waits until all that was asked before is done.
 
-The ways are settings of a run: `transformers` has `model.layer_patches: auto` on a GPU, `lean` has `true`. `kept`
-recomputes nothing, `all recomputed` has `model.gradient_checkpointing: true`, `fused head` has `model.fused_head`.
+The ways are settings of a run. Layers: `transformers` is `model.layer_patches: auto` on a GPU, `lean` is `true`, and
+`Liger` is `liger`. `kept` recomputes nothing, `all recomputed` is `model.gradient_checkpointing: true`, and a `fused
+head` is `model.fused_head: true`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -43,7 +45,8 @@ from weighed_groups import WeighedGroup, pack
 from vlm_rl.config import LayerPatches
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner import head as head_module
-from vlm_rl.learner.attention import shared_prefix
+from vlm_rl.learner import policy as policy_module
+from vlm_rl.learner.attention import liger_layers, shared_prefix
 from vlm_rl.learner.attention import vision as vision_attention
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
@@ -87,7 +90,8 @@ WAYS = (
     Way("transformers, kept", False, False),
     Way("lean, all recomputed", True, True),
     Way("lean, kept", True, False),
-    Way("transformers, all recomputed, fused head", False, True, fused_head=True),
+    Way("Liger, all recomputed", "liger", True),
+    Way("Liger, all recomputed, fused head", "liger", True, fused_head=True),
 )
 
 
@@ -230,11 +234,71 @@ def _pairs_of_flash(name: str, args: Any) -> float:
 # --- one row of the model ------------------------------------------------------------------------------
 
 
+@torch.library.custom_op("count_operations::kernel", mutates_args=())
+def kernel(inputs: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """Stand for a kernel that reads its inputs once, and writes an output like each of the others."""
+    return [torch.empty_like(x) for x in like]
+
+
+kernel.register_fake(lambda inputs, like: [torch.empty_like(x) for x in like])
+
+
+class _Norm(torch.autograd.Function):
+    """Liger's RMS norm keeps its input and a number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+        out, rate = kernel([x, weight], [x, x[..., :1].float()])
+        ctx.save_for_backward(x, weight, rate)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, rate = ctx.saved_tensors
+        return *kernel([*grads, x, weight, rate], [x, weight]), *[None] * 5
+
+
+class _SiLUMul(torch.autograd.Function):
+    """Liger's gate times factor keeps both."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, factor: Tensor, *_: Any) -> Tensor:
+        ctx.save_for_backward(gate, factor)
+        return kernel([gate, factor], [gate])[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        return *kernel([*grads, *saved], [*saved]), None, None
+
+
+class _Rope(torch.autograd.Function):
+    """Liger's rotation keeps cosine and sine."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        return tuple(kernel([q, k, cos, sin], [q, k]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *kernel([*grads, *ctx.saved_tensors], [*grads]), *[None] * 4
+
+
+def liger() -> Any:
+    """Return what stands for Liger's kernels, which compute nothing without a GPU."""
+    return SimpleNamespace(LigerRMSNormFunction=_Norm, LigerSiLUMulFunction=_SiLUMul, LigerRopeFunction=_Rope)
+
+
 def make_policy(size: str, way: Way) -> Policy:
     """Return a policy without values in its weights, bfloat16."""
     config = make_config(size)
     implementation = {"text_config": shared_prefix.NAME, "vision_config": "sdpa"}
-    with torch.device("meta"), mock.patch.object(head_module, "has_gpu", lambda: True):
+    with ExitStack() as stack:
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(mock.patch.object(head_module, "has_gpu", lambda: True))
+        stack.enter_context(mock.patch.object(policy_module, "has_gpu", lambda: True))
+        stack.enter_context(mock.patch.object(liger_layers, "kernels", liger))
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=torch.bfloat16, attn_implementation=implementation
         )

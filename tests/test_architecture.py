@@ -27,6 +27,7 @@ HOMES = {
     "peft": "vlm_rl/learner/lora.py",
     "bitsandbytes": "vlm_rl/learner/quantization.py",
     "triton": "vlm_rl/learner/head_kernels.py",
+    "liger_kernel": "vlm_rl/learner/attention/liger_layers.py",
     "vllm": "vlm_rl/samplers/vllm/",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

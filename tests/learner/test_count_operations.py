@@ -71,7 +71,8 @@ def test_bytes_of_an_operation_by_hand(script: Any) -> None:
         ("transformers, all recomputed", True, 209e3, 882, 9),
         ("transformers, kept", True, 175e3, 718, 9),
         ("lean, kept", True, 158e3, 682, 9),
-        ("transformers, all recomputed, fused head", True, 188e3, 869, 9),
+        ("Liger, all recomputed", True, 134e3, 542, 9),
+        ("Liger, all recomputed, fused head", True, 113e3, 529, 9),
         ("transformers, kept", False, 63e3, 276, 9),
     ],
 )

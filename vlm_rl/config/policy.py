@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
 
-LayerPatches = Literal["auto"] | bool
+LayerPatches = Literal["auto", "liger"] | bool
 RowFormat = Literal["auto", "padded"]
 ModelPart = Literal["tower", "merger", "language_model"]
 
@@ -74,8 +74,9 @@ class ModelConfig(ConfigSection):
     response. padded is experimental on GPUs."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
-    numbers with less memory and fewer calls. auto: true on a CPU; on a GPU the tower's attention alone. true is
-    experimental on GPUs."""
+    numbers with less memory and fewer calls. auto: true on a CPU; on a GPU the tower's attention alone. liger: norms,
+    gated MLPs and rotary positions by Liger's kernels in place of ours, on a GPU with liger-kernel installed; a model
+    that they do not compute exactly is refused. true and liger are experimental on GPUs."""
     fused_head: bool = False
     """Compute log-probs, entropies and their gradient by Triton kernels that keep no copy of the logits: the same
     numbers in fewer passes. Needs a GPU. Experimental on GPUs."""

@@ -3,8 +3,8 @@
     shared_prefix  attention over a packed row: a prompt once, and all responses to it
     patches        the switch for layers of transformers that ours may replace
 
-Private to this room: lean_layers and vision, the layers that `patches` puts in. A change to transformers is outside
-`patches` and always on: shared_prefix registers itself as an attention implementation.
+Private to this room: lean_layers, liger_layers and vision, the layers that `patches` puts in. A change to
+transformers is outside `patches` and always on: shared_prefix registers itself as an attention implementation.
 """
 
 __all__ = ["patches", "shared_prefix"]

@@ -2,8 +2,9 @@
 
 The patches compute what transformers' own layers compute. They keep less for the backward pass (lean_layers) and make
 fewer calls in the vision tower (vision). They have run on CPUs only, so `auto` turns them off on a GPU, except for
-the vision tower's attention: transformers' own calls a kernel for each window there. The switch is not for the
-attention over packed rows (shared_prefix), which is always ours.
+the vision tower's attention: transformers' own calls a kernel for each window there. `liger` takes Liger's kernels in
+place of lean_layers (liger_layers). The switch is not for the attention over packed rows (shared_prefix), which is
+always ours.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlm_rl.config import LayerPatches
-from vlm_rl.learner.attention import lean_layers
+from vlm_rl.learner.attention import lean_layers, liger_layers
 from vlm_rl.learner.attention import vision as vision_attention
 
 
 def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:
-    """Return whether the setting turns the patches on, the vision tower's attention aside."""
-    return not on_gpu if setting == "auto" else setting
+    """Return whether norms and MLPs keep less for the backward pass than transformers' own."""
+    return not on_gpu if setting == "auto" else setting == "liger" or setting
 
 
 def install(model: Any, setting: LayerPatches, *, on_gpu: bool) -> list[str]:
-    """Put our layers in place of the model's, as the setting says. Returns the names of what was replaced."""
+    """Put other layers in place of the model's, as the setting says. Returns the names of what was replaced.
+
+    Raises UserError where the setting is liger and its kernels cannot compute the model.
+    """
     patched, tower = is_patched(setting, on_gpu=on_gpu), getattr(model.base_model, "visual", None)  # only Qwen's
-    replaced = lean_layers.install(model) if patched else []
+    if setting == "liger":
+        replaced = liger_layers.install(model, on_gpu=on_gpu)
+    else:
+        replaced = lean_layers.install(model) if patched else []
     if tower is not None and patched:
         replaced += vision_attention.install_embedding(tower)
     if tower is not None and setting:
