@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionL
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
 from tests.helpers.recipes import PAPER_RECIPES, RECIPES
-from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
+from vlm_rl.config import Config, RolloutConfig, load_config, load_sft_config, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
@@ -28,12 +28,14 @@ from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.model_folder import SHIPPED
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card
+from vlm_rl.planning.fits import Card, fits
 from vlm_rl.planning.memory import cache_bytes, side_by_side, stack_bytes_per_token
 from vlm_rl.planning.page import print_dry_run
+from vlm_rl.session.recomputation import settled
 
 PAPERS = [pytest.param(path, marks=pytest.mark.slow) for path in PAPER_RECIPES]
 LUSPO_7B = next(path for path in RECIPES if path.stem == "virl39k_luspo_7b")
+SFT_7B = LUSPO_7B.parent / "sft" / "cold_start_7b.yaml"
 
 # As the published checkpoints' safetensors headers count them.
 PUBLISHED = {
@@ -471,6 +473,66 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
     whole = stack(checkpointed=False)
     assert stack(checkpointed=True) == whole // 28 + 28 * 3584 * 2
     assert stack(checkpointed=True, offloaded=True) == whole // 28
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_recomputed_mlps_keep_their_inputs(tiny_model: Path, tmp_path: Path, patched: bool) -> None:
+    """By the measure of the estimate above; one MLP is whole in the backward pass only, and is left out here."""
+    folder = build_family("qwen3_vl", tmp_path, tokenizer_of=tiny_model, intermediate_size=768, hidden_size=96)
+    policy = Policy(load_model(folder, dtype=torch.bfloat16), banned_ids=(), temperature=1.0, layer_patches=patched)
+    policy.enable_checkpointing(only_mlps=True)
+    prompt = make_prompt(tiny_model, "How many red squares are there? " * 4)
+    row = pack(
+        [Chunk(0, tuple(range(8)))],
+        [random_group(prompt, [120] * 8, vocabulary=300, seed=0)],
+        lambda p: rope_positions(policy.model, p),
+    )
+    text = policy.model.config.get_text_config()
+    stack = partial(
+        stack_bytes_per_token,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        query=32 * text.num_attention_heads,
+        kv=32 * text.num_key_value_heads,
+        mlp=text.intermediate_size,
+        layers=text.num_hidden_layers,
+        dtype=torch.bfloat16,
+        patched=patched,
+        has_head_norms=True,
+    )
+    one_mlp = (3 if patched else 4) * text.intermediate_size * 2
+    estimate = len(row.ids_T) * (stack(checkpointed="mlp") - one_mlp)
+    measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
+    assert 0.97 < estimate / measured < 1.03, (estimate, measured)
+    assert stack(checkpointed=True) < stack(checkpointed="mlp") < stack(checkpointed=False)
+
+
+def test_auto_recomputes_no_more_than_the_card_asks_for() -> None:
+    plans = {
+        way: dry_run(load_sft_config(SFT_7B, [f"model.gradient_checkpointing={way}"]), num_ranks=8)
+        for way in ("false", "mlp", "true", "auto")
+    }
+    least = {way: fits(plan, Card.of(10_000)).plan.memory.update for way, plan in plans.items()}
+    assert least["true"] < least["mlp"] < least["false"] == least["auto"]
+    kept = {}
+    for way in ("false", "mlp", "true"):
+        card = Card.of(1.001 * fits(plans[way], Card.of(10_000)).smallest_card / 1e9)
+        fit = fits(plans["auto"], card)
+        kept[way] = fit.plan.config.model.gradient_checkpointing
+        assert fit.plan.asked.model.gradient_checkpointing == "auto"
+    assert kept == {"false": False, "mlp": "mlp", "true": True}
+    assert fits(plans["auto"], Card.of(10)).plan.config.model.gradient_checkpointing is True
+    assert plans["auto"].memory == plans["true"].memory  # of an unknown card
+
+
+def test_the_run_keeps_what_the_plan_says(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    config = config_of(model={"path": str(tiny_model), "gradient_checkpointing": "auto"})
+    monkeypatch.setattr(Card, "here", lambda ranks: Card(1e12, 1e12, is_gpu=False))
+    assert settled(config).model.gradient_checkpointing is False
+    assert "auto: without gradient checkpointing, planned" in capsys.readouterr().out
+    monkeypatch.setattr(Card, "here", lambda ranks: Card(1e6, 1e6, is_gpu=False))
+    assert settled(config).model.gradient_checkpointing is True
+    assert config.model.gradient_checkpointing == "auto"
 
 
 def test_the_estimate_follows_the_switch_of_the_patches() -> None:

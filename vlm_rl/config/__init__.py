@@ -21,7 +21,15 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.messages import explain
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address, is_variable_name
-from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, RowFormat
+from vlm_rl.config.policy import (
+    Checkpointing,
+    DataConfig,
+    LayerPatches,
+    LoraConfig,
+    ModelConfig,
+    ModelPart,
+    RowFormat,
+)
 from vlm_rl.config.reading import (
     changed_keys,
     leaves,
@@ -64,6 +72,7 @@ __all__ = [
     "MUTABLE_KEYS",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "Checkpointing",
     "Config",
     "ConfigSection",
     "DataConfig",

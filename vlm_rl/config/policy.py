@@ -11,6 +11,7 @@ from vlm_rl.config.base import ConfigSection
 
 LayerPatches = Literal["auto", "liger"] | bool
 RowFormat = Literal["auto", "padded"]
+Checkpointing = Literal["auto", "mlp"] | bool
 ModelPart = Literal["tower", "merger", "language_model"]
 
 
@@ -63,8 +64,11 @@ class ModelConfig(ConfigSection):
     freeze: list[ModelPart] = []
     """Parts that are not trained: tower (the vision tower), merger (what maps its output to the language model), or
     language_model (all else, output head included)."""
-    gradient_checkpointing: bool = False
-    """Keep only the inputs of the layers and recompute the rest in the backward pass."""
+    gradient_checkpointing: Checkpointing = False
+    """Keep only the inputs of the layers and recompute the rest in the backward pass. mlp recomputes the MLPs alone,
+    most of a layer's memory for less of its time. auto recomputes no more than must be for the plan to fit on the
+    card: nothing, the MLPs, or all; `--dry-run --gpu-memory GB` and the run say which. mlp and auto are experimental
+    on GPUs."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway. Experimental on GPUs."""
     rows: RowFormat = "auto"
@@ -92,9 +96,9 @@ class ModelConfig(ConfigSection):
                 f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
                 "other; a part without adapters stays as it is"
             )
-        if self.offload_activations and not self.gradient_checkpointing:
+        if self.offload_activations and self.gradient_checkpointing is not True:
             yield (
-                "offload_activations needs gradient_checkpointing: it moves the inputs that checkpointing keeps; "
+                "offload_activations needs gradient_checkpointing=true: it moves the inputs that this keeps; "
                 "without checkpointing it would also move the weights that every layer keeps for its backward pass"
             )
 

@@ -95,6 +95,7 @@ def load_policy(
 
     Raises UserError for a damaged folder, for a model that is computed wrongly, and for what DeepSpeed refuses.
     """
+    assert config.model.gradient_checkpointing != "auto", "the session decides it by the plan"
     check_deepspeed_options(config.train)
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
     from_main(lambda: check_whole(path))
@@ -124,7 +125,11 @@ def load_policy(
             console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
     policy.freeze(settings.freeze)
     if settings.offload_activations or settings.gradient_checkpointing:
-        policy.enable_checkpointing(offload=settings.offload_activations, zero_stage=config.train.zero_stage)
+        policy.enable_checkpointing(
+            offload=settings.offload_activations,
+            zero_stage=config.train.zero_stage,
+            only_mlps=settings.gradient_checkpointing == "mlp",
+        )
     return policy, check
 
 

@@ -20,12 +20,14 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, RowFormat, TrainConfig
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.devices import default_device, has_gpu
+from vlm_rl.errors import UserError
 from vlm_rl.learner import lora
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
 from vlm_rl.learner.attention import patches
@@ -171,7 +173,7 @@ class Policy(nn.Module):
             p.requires_grad for name, p in named if self.family.part_of(name) != "language_model"
         )
 
-    def enable_checkpointing(self, *, offload: bool = False, zero_stage: int = 0) -> None:
+    def enable_checkpointing(self, *, offload: bool = False, zero_stage: int = 0, only_mlps: bool = False) -> None:
         """Keep only the layers' inputs for the backward pass, and compute the rest again in it.
 
         Freeze parts first: a tower that is frozen keeps nothing.
@@ -179,17 +181,23 @@ class Policy(nn.Module):
         Args:
             offload: keep the inputs in host memory.
             zero_stage: of the training.
+            only_mlps: keep all but what is inside the layers' MLPs.
+
+        Raises UserError where only MLPs are asked for, and the layers have none.
         """
         self.offloads = offload
-        self.model.gradient_checkpointing_enable()
+        if not only_mlps:
+            self.model.gradient_checkpointing_enable()
         # ZeRO 3 frees parameters between forward and recomputation, which the variant that is not reentrant takes
         # for a change of shape.
         reentrant = zero_stage == 3
+        recomputed = partial(_recomputed, reentrant=reentrant, paused=self.routers.paused)
+        mlps = _mlps(self.model) if only_mlps else []
+        for mlp in mlps:
+            mlp.forward = partial(recomputed, mlp.forward)
         for module in self.model.modules():
             if hasattr(module, "_gradient_checkpointing_func"):
-                module._gradient_checkpointing_func = partial(  # type: ignore[assignment]
-                    _recomputed, reentrant=reentrant, paused=self.routers.paused
-                )
+                module._gradient_checkpointing_func = recomputed  # type: ignore[assignment]
         inputs = [self.model.get_input_embeddings()]
         named = self.model.named_parameters()
         if self.vision is not None:
@@ -267,6 +275,15 @@ class Policy(nn.Module):
         unused = self.vision.unused_image(self.model.config)
         features = self.vision.features(self.model, {key: t.to(row.ids_T.device) for key, t in unused.items()})
         return [features_FH[:0] for features_FH in features]
+
+
+def _mlps(model: nn.Module) -> list[nn.Module]:
+    """Return the MLP, or the experts, of each layer that may be recomputed."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    found = [layer.get_submodule("mlp") for layer in layers if hasattr(layer, "mlp")]
+    if not found:
+        raise UserError("model.gradient_checkpointing is mlp, and this model's layers have no MLP: set it to true")
+    return found
 
 
 def _recomputed(

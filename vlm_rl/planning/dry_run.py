@@ -21,7 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, RewardConfig, RolloutConfig, SftConfig
+from vlm_rl.config import Checkpointing, Config, RewardConfig, RolloutConfig, SftConfig
 from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
@@ -155,6 +155,14 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
         deepspeed=deepspeed_block(config.train, dtype),
         memory=memory_of_rank(config, sizes, dtype, ranks, patched=patched, on_gpu=on_gpu),
     )
+
+
+def with_checkpointing(plan: DryRun, way: Checkpointing) -> DryRun:
+    """Return the plan of the same run with this model.gradient_checkpointing."""
+    config = plan.config.model_copy(
+        update={"model": plan.config.model.model_copy(update={"gradient_checkpointing": way})}
+    )
+    return replace(plan, config=config).on(plan.num_ranks)
 
 
 def _check_ranks(ranks: int, rollout: RolloutConfig) -> None:

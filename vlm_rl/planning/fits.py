@@ -19,7 +19,7 @@ import psutil
 from vlm_rl.config import ENGINE_SHARE, LARGEST_ENGINE_SHARE, Config
 from vlm_rl.devices import gpu_memory, num_gpus, smallest_card
 from vlm_rl.errors import UserError
-from vlm_rl.planning.dry_run import DryRun
+from vlm_rl.planning.dry_run import DryRun, with_checkpointing
 from vlm_rl.planning.memory import Memory
 
 UPDATE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
@@ -136,11 +136,17 @@ class Fit:
 def fits(plan: DryRun, card: Card, *, responses: int = 1) -> Fit:
     """Compare what each phase of a run needs with what a card has.
 
+    With model.gradient_checkpointing auto, the plan of the result is the one with the least recomputation that fits,
+    or the one with the most.
+
     Args:
         plan: of the run.
         card: of each of its ranks.
         responses: at full length, that the rollout engine must have room for side by side.
     """
+    if plan.config.model.gradient_checkpointing == "auto":
+        each = [fits(with_checkpointing(plan, way), card, responses=responses) for way in (False, "mlp", True)]
+        return next((fit for fit in each if fit.ok), each[-1])
     found = needs(
         plan.memory, card, share=engine_share(plan.config), room=_room(plan, responses), samples=plan.samples
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from vlm_rl.config import Config, ModelPart, TrainConfig
+from vlm_rl.config import Checkpointing, Config, ModelPart, TrainConfig
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.learner.architectures import active_window, family_of
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
@@ -361,7 +361,7 @@ def stack_bytes_per_token(
     layers: int,
     dtype: torch.dtype,
     patched: bool,
-    checkpointed: bool,
+    checkpointed: Checkpointing,
     offloaded: bool = False,
     has_head_norms: bool = False,
 ) -> int:
@@ -389,14 +389,16 @@ def stack_bytes_per_token(
         layers: how many there are.
         dtype: of weights and activations.
         patched: whether norms and MLPs are ours.
-        checkpointed: whether gradient checkpointing is on.
+        checkpointed: model.gradient_checkpointing. Of auto the most is counted that it recomputes: where nothing is
+            known of the card, whether a run fits does not depend on more.
         offloaded: whether the inputs that it keeps are in host memory.
         has_head_norms: whether queries and keys are normalized too, as in Qwen3; their outputs are not kept.
     """
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
-    width = 2 * norm * hidden + 2 * query + 2 * kv + (3 if patched else 4) * mlp
+    inside = (3 if patched else 4) * mlp
+    width = 2 * norm * hidden + 2 * query + 2 * kv + inside
     statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
     if has_head_norms:
         width += (norm - 1) * (query + kv)
@@ -404,4 +406,6 @@ def stack_bytes_per_token(
     layer = width * dtype.itemsize + statistics
     if not checkpointed:
         return layers * layer
+    if checkpointed == "mlp":
+        return layers * (layer - inside * dtype.itemsize) + inside * dtype.itemsize
     return layer if offloaded else layers * hidden * dtype.itemsize + layer

@@ -17,6 +17,12 @@ from vlm_rl.planning.remedies import MayChange, any_key, fitting_ranks, fitting_
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30
+RECOMPUTED = {  # by model.gradient_checkpointing
+    False: "without gradient checkpointing",
+    "mlp": "with gradient checkpointing of the MLPs",
+    True: "with gradient checkpointing",
+    "auto": "with gradient checkpointing, or less by the card",
+}
 
 
 def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = False) -> None:
@@ -46,11 +52,12 @@ def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = Fal
         console.print(f"rows       padded, {PADDED_COST}")
     batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
     console.print(f"algorithm  {batch} a step")
-    console.print(_memory_table(plan, card=card))
+    fit = fits(plan, card) if card is not None else None
+    console.print(_memory_table(fit.plan if fit else plan, card=card))
     totals = ", ".join(f"{ranks}: {_gib(other.memory.update)}" for ranks, other in plan.by_ranks().items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
-    if card is not None:
-        console.print(verdict(fits(plan, card), is_resumable if resumes else any_key), soft_wrap=True)
+    if fit is not None:
+        console.print(verdict(fit, is_resumable if resumes else any_key), soft_wrap=True)
     elif plan.is_on_gpu:
         console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if samples:
@@ -124,7 +131,7 @@ def _memory_table(plan: DryRun, *, card: Card | None) -> Table:
         "activations",
         _gib(m.activations),
         f"estimate: a row of {row_tokens(plan.config):,} tokens{images}, "
-        f"{'with' if checkpointing else 'without'} gradient checkpointing, "
+        f"{RECOMPUTED[checkpointing]}, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
     table.add_row("output head", _gib(m.head), "logits in chunks; its weight's gradient in float32, and a product")

@@ -112,7 +112,7 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
     for tokens in dict.fromkeys((row * 3 // 4, row // 2, longest)):
         if longest <= tokens < row:
             yield Remedy({"train.micro_batch_tokens": tokens}, "shorter rows")
-    if not model.gradient_checkpointing:
+    if model.gradient_checkpointing is not True:
         yield Remedy({"model.gradient_checkpointing": True}, "activations are computed again")
     for stage in range(train.zero_stage + 1, 4):
         yield Remedy({"train.zero_stage": stage}, "more is divided among the ranks")
@@ -120,7 +120,7 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
         yield Remedy({"rollout.offload_optimizer": True}, "moments in host memory while responses are drawn")
     if train.offload_device("offload_optimizer") == "none":
         yield Remedy({f"{_ZERO}.offload_optimizer.device": "cpu"}, "its moments in host memory")
-    if model.gradient_checkpointing and not model.offload_activations:
+    if model.gradient_checkpointing is True and not model.offload_activations:
         yield Remedy({"model.offload_activations": True}, "the layers' inputs in host memory")
     if model.lora is not None and train.offload_device("offload_param") == "none":
         keys = {"offload_param.device": "cpu", "offload_param.pin_memory": True}

@@ -172,7 +172,7 @@ def rates_of(plan: DryRun, card: CardSpeed) -> PhaseRates:
         all_parameters=plan.num_parameters,
         kv_bytes=plan.kv_bytes_per_token * config.rollout.tensor_parallel,
         itemsize=plan.dtype.itemsize,
-        is_checkpointed=config.model.gradient_checkpointing,
+        is_checkpointed=config.model.gradient_checkpointing is not False,
         zero_stage=config.train.zero_stage,
         updates=plan.updates_per_step,
         passes=passes,

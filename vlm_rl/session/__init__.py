@@ -6,9 +6,21 @@ sft: a run of `vlm-rl sft`.
 start_from: a new run that begins with another's weights and optimizer.
 preflight: the first checks of a command, before anything heavy is imported.
 watch: whether other ranks have failed, and whether none makes progress.
+recomputation: what model.gradient_checkpointing=auto keeps, by the plan and the card.
 recorder: what a run writes down, and the seconds of its phases.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 
 __all__ = ["periodic_evaluation", "preflight", "recorder", "run", "session", "sft"]
-_USES = ["data", "evaluation", "grading", "learner", "model_files", "rewards", "rollouts", "run", "samplers"]
+_USES = [
+    "data",
+    "evaluation",
+    "grading",
+    "learner",
+    "model_files",
+    "planning",
+    "rewards",
+    "rollouts",
+    "run",
+    "samplers",
+]

@@ -26,6 +26,7 @@ from vlm_rl.learner.sft import Example, take_step
 from vlm_rl.model_files.model_folder import check_context
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.run.terminal import make_console, progress
+from vlm_rl.session.recomputation import settled
 from vlm_rl.session.run import Run
 from vlm_rl.types import Problem
 
@@ -79,7 +80,7 @@ class SupervisedTraining:
         self._check_responses()
         self._check_that_one_fits()
         prompts = prompts_to_check(self.builder, problems, config.data)
-        policy, _ = load_policy(run.model_path, config, device, prompts, banned_ids=(), temperature=1.0)
+        policy, _ = load_policy(run.model_path, settled(config), device, prompts, banned_ids=(), temperature=1.0)
         run.check_disk(policy, device)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
         self.rows = RowBudget(config, self.learner, lambda text: self.say(f"step {run.step + 1}: {text}"))
