@@ -132,6 +132,16 @@ def test_a_change_is_that_of_the_same_problems(run, page):
     assert f"({longer.mean:+.1f}, 95 % interval {longer.low:+.1f} to {longer.high:+.1f})." in page.text
 
 
+def test_a_change_names_the_part_of_the_reward_that_judged(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0, 2))
+    rows = run.evals()[0].rows().to_pylist()
+    for step in (0, 2):
+        run.write_eval("boxes", step, rows, {"rule": "reward.iou"})
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "boxes, step 2 against step 0: accuracy, judged by reward.iou, " in page.text
+    assert "toy-test, step 2 against step 0: accuracy " in page.text
+
+
 def test_changes_over_different_steps_are_told_apart(tmp_path):
     run = build_run(tmp_path / "run", steps=2, eval_steps=(0, 2))
     title = "Change of accuracy, step 2 against step 0"

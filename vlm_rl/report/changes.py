@@ -25,6 +25,7 @@ class Change:
     benchmark: str
     who: str  # what is compared with what, as in "step 24 against step 0"
     paired: Paired
+    judged: str = ""  # by which part of the reward, where it is not the grader
 
     @property
     def sentence(self) -> str:
@@ -41,8 +42,8 @@ class Change:
                 lengths += f" ({p.length_b - p.length_a:+.1f}, 95 % interval {shortest:+.1f} to {longest:+.1f})"
             lengths += "."
         return (
-            f"{self.benchmark}, {self.who}: accuracy {what} ({100 * p.difference:+.1f} points, 95 % interval "
-            f"{low:+.1f} to {high:+.1f}; {p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"
+            f"{self.benchmark}, {self.who}: accuracy{self.judged} {what} ({100 * p.difference:+.1f} points, 95 % "
+            f"interval {low:+.1f} to {high:+.1f}; {p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"
         )
 
 
@@ -55,11 +56,14 @@ def changes_of(runs: Sequence[RunCurves]) -> list[Change]:
             if not others or (before := others[0] if run is runs[0] else others[-1]) is results[-1]:
                 continue
             paired = pair(_scores(before), _scores(results[-1]))
+            rules = dict.fromkeys(str(r.summary.get("rule", "")) for r in (before, results[-1]))
+            parts_decided = any(rule.startswith("reward.") for rule in rules)
+            judged = f", judged by {' and '.join(rules)}," if parts_decided else ""
             who = f"step {results[-1].step} against step {before.step}"
             if run is not runs[0]:
                 who = f"{run.name} against {runs[0].name}"
             if paired is not None:
-                changes.append(Change(benchmark, who, paired))
+                changes.append(Change(benchmark, who, paired, judged))
     return changes
 
 
