@@ -27,11 +27,11 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
     where = f"--start-from {folder}"
     adapter = base_of(folder)
     if (adapter is not None) != (config.model.lora is not None):
-        holds = "adapters, and model.lora is not set" if adapter else "a whole model, and model.lora is set"
-        weights = "that vlm-rl export --merge makes of it" if adapter else str(folder)
-        raise UserError(
-            f"{where}: it holds {holds}: train what it holds, or begin with weights alone: model.path={weights}"
-        )
+        if adapter is None:
+            advice = f"leave model.lora out, or begin with the weights alone, by model.path={folder}"
+            raise UserError(f"{where}: it holds a whole model, and model.lora is set: {advice}")
+        advice = f"set it, or begin with the merged weights: vlm-rl export {folder} --merge --out MODEL"
+        raise UserError(f"{where}: it holds adapters, and model.lora is not set: {advice}")
     if adapter is None and (difference := _different_shape(folder, Path(config.model.path))):
         raise UserError(f"{where} is a different model than model.path {config.model.path}: {difference}")
     there = run.any_config()
