@@ -244,8 +244,9 @@ def policy_loss(
         policy_loss    the first term of the loss alone
         clipped_low    tokens with A < 0 and w < 1 - clip_low
         clipped_high   tokens with A > 0 and w > 1 + clip_high
-        gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs
-        fresh_tokens   how many these are, where some may be older than the step
+        gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs; where these are
+                       lp_old, |lp - lp_sampler|
+        fresh_tokens   how many these are, where not all tokens are measured
         kl             the KL estimate, where there is a reference
 
     KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
@@ -281,7 +282,8 @@ def policy_loss(
         "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
     }
     if inputs.sampler_logp_K is not None:
-        gap_K = (old_logp_K - inputs.sampler_logp_K).abs()
+        measured_K = logp_K.detach() if inputs.old_is_sampler else old_logp_K
+        gap_K = (measured_K - inputs.sampler_logp_K).abs()
         if inputs.fresh_K is not None:
             gap_K = gap_K[inputs.fresh_K]
             sums["fresh_tokens"] = inputs.fresh_K.sum()

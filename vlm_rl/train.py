@@ -18,7 +18,7 @@ from vlm_rl.config import Config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.learner import LossFunction, UpdateResult
-from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of
+from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
@@ -175,6 +175,8 @@ def optimize(
         if session.policy.has_frozen_vision:
             with timings.phase("image_features"):
                 mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
+        if session.config.train.old_logprobs == "sampler":
+            mini_batches = with_sampler_log_probs(mini_batches)
         if before_first:
             mini_batches = [with_log_probs_of(*each) for each in zip(mini_batches, before_first, strict=True)]
         else:
@@ -194,9 +196,11 @@ def log_probs_before(
     session: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings
 ) -> Sequence[list[PackedRow]]:
     """Return the mini-batches with the log-probs at the weights before the first step, and the reference's."""
-    if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
+    # The first one's old log-probs are those of its own forward pass.
+    if len(mini_batches) > 1 and session.config.train.old_logprobs == "learner":
         with timings.phase("old_logprobs"):
-            mini_batches = [session.learner.with_old_log_probs(rows) for rows in mini_batches]
+            later = [session.learner.with_old_log_probs(rows) for rows in mini_batches[1:]]
+            mini_batches = [mini_batches[0], *later]
     if session.reference is not None:
         with timings.phase("reference_logprobs"):
             mini_batches = [

@@ -237,7 +237,7 @@ class Group:
 class LossInputs:
     """What the loss needs of one packed row besides the current log-probs: K response tokens of n responses."""
 
-    old_logp_K: torch.Tensor | None  # None: one mini-batch per rollout batch, so they are the current ones, detached
+    old_logp_K: torch.Tensor | None  # None: no step since the sampling, so they are the current ones, detached
     sampler_logp_K: torch.Tensor | None  # the log-probs that the sampler reported; None: no correction
     response_K: torch.Tensor  # int64, which of the n responses each token belongs to
     lengths_n: torch.Tensor  # int64
@@ -245,4 +245,5 @@ class LossInputs:
     weights_n: torch.Tensor  # weight of each token of the response
     mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
-    fresh_K: torch.Tensor | None = None  # bool: sampled by the weights of this step; None: all tokens are
+    fresh_K: torch.Tensor | None = None  # bool: the gap is measured here; None: on all tokens
+    old_is_sampler: bool = False  # old_logp_K is sampler_logp_K, so that the gap is measured on the current log-probs

@@ -65,6 +65,8 @@ class SftConfig(ConfigSection):
 
     def conflicts(self) -> Iterator[str]:
         yield from conflicts_of_4bit(self.model, self.train)
+        if self.train.old_logprobs != "learner":
+            yield "train.old_logprobs is sampler, and nothing is sampled here: leave it out"
         budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
         if budget < longest:
             yield (

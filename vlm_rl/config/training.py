@@ -286,6 +286,11 @@ class TrainConfig(ConfigSection):
     """Largest norm of a gradient; a larger one is scaled down to it."""
     fixed_grad_norm: PositiveFloat | None = None
     """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
+    old_logprobs: Literal["learner", "sampler"] = "learner"
+    """The old log-probs of the ratio. learner: the learner's at the weights that sampled, those of the first
+    mini-batch from its own forward pass. sampler: the engine's, which saves a pass over the other mini-batches and
+    puts the engine's noise into the ratio; the gap is then measured on the first mini-batch. See docs/algorithms.md.
+    sampler is experimental on GPUs."""
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     start_from: str | None = None
@@ -433,6 +438,14 @@ class Config(ConfigSection):
                 f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
                 "a mini-batch is a part of the rollout batch; lower the first or raise the second"
             )
+        if self.train.old_logprobs == "sampler":
+            for key in ("carry_over", "ahead"):
+                if value := getattr(self.rollout, key):
+                    yield (
+                        f"train.old_logprobs is sampler, and rollout.{key} is {value}: the sampler's log-probs of "
+                        "older tokens are those of the weights that drew them, and the ratio would be clipped by "
+                        "their age; use train.old_logprobs=learner"
+                    )
         row = self.rollout.max_tokens
         if self.train.micro_batch_tokens < row:
             yield (

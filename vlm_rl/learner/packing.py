@@ -192,6 +192,28 @@ def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -
     return filled
 
 
+def with_sampler_log_probs(mini_batches: Sequence[list[PackedRow]]) -> list[list[PackedRow]]:
+    """Return the rows with the sampler's log-probs as the old ones; the gap is that of the first mini-batch alone.
+
+    Its forward pass is at the weights that sampled. Of a later one the gap would be the policy's change as well.
+    """
+    return [
+        [
+            replace(
+                row,
+                loss=replace(
+                    row.loss,
+                    old_logp_K=row.loss.sampler_logp_K,
+                    old_is_sampler=True,
+                    fresh_K=torch.full(row.target_K.shape, number == 0),
+                ),
+            )
+            for row in rows
+        ]
+        for number, rows in enumerate(mini_batches)
+    ]
+
+
 def _experts(group: Group, responses: Sequence[int]) -> list[np.ndarray]:
     """Return the sampler's experts of prompt and responses, int16 [tokens, layers, K] each; [] without replay."""
     prompt_experts = group.rollouts[0].prompt_experts
