@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_a_rank_that_hangs_is_seen_and_ends_the_run(toys: Toys) -> None:
             stacks.count("the stacks of its threads") >= 1 and "its last collective of ours: all_gather of " in stacks
         )
         assert f" in {function}\n" in stacks, stacks
-        assert f"rank {rank} of 2: no rank has made progress for 0.1" in log
+        assert re.search(rf"rank {rank} of 2: no rank has made progress for [\d.]+ minutes: the run ends", log)
     assert "it was last in update" in log
 
 
