@@ -152,7 +152,7 @@ def step(at: Setting, size: str, *overrides: str) -> Measured:
         "steps that were skipped": records[-1]["steps/skipped"],
         "seconds of a step": mean("step_time"),
         "rollout, tokens a second": mean("num_tokens") / mean("timing/rollout"),
-        "update, MFU": mean("speed/update_mfu"),
+        "update, MFU": mean("speed/mfu"),
         "peak over planned memory": max(record.get("memory/peak_over_planned", float("nan")) for record in records),
     }
 
