@@ -9,6 +9,21 @@ from __future__ import annotations
 import torch
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
+PEAK_TFLOPS = {  # by a part of the card's name, the longer ones first
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+}
 
 
 def has_gpu() -> bool:
@@ -34,6 +49,26 @@ def smallest_card() -> int | None:
 def gpu_names() -> set[str]:
     """Return the names of this machine's GPUs."""
     return {torch.cuda.get_device_name(index) for index in range(num_gpus())}
+
+
+def peak_rate() -> float | None:
+    """Return the bfloat16 operations a second of this process's GPU by its data sheet, dense; None where unknown."""
+    if not has_gpu():
+        return None
+    name = torch.cuda.get_device_name(None)
+    return next((rate * 1e12 for part, rate in PEAK_TFLOPS.items() if part in name), None)
+
+
+def reset_peak_memory() -> None:
+    """Forget the peak of memory so far."""
+    torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory() -> tuple[int, int]:
+    """Return the bytes that torch has allocated at most, and those of the card that were taken then, by whomever."""
+    free, total = gpu_memory()
+    released = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+    return torch.cuda.max_memory_allocated(), min(total, total - free + released)
 
 
 def default_device() -> torch.device:

@@ -70,7 +70,7 @@ def train_step(session: Session) -> None:
     rows_of = lru_cache(1)(partial(pack, session, batch, parts, weights))
     rows_of(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
-    with beside_update:
+    with beside_update, session.speed.update():
         results = optimize(session, rows_of, timings)
     with timings.phase("sync"):
         session.sync_weights()
@@ -256,4 +256,8 @@ def log_step(
     """
     with timings.phase("diagnostics"):
         metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | session.counters()
-    session.recorder.step(session.step, batch.groups, metrics | timings.metrics())
+    seconds = timings.metrics()
+    metrics |= seconds | session.speed.metrics(batch.groups, batch.prompt_lengths, seconds)
+    session.recorder.step(session.step, batch.groups, metrics)
+    if (line := session.speed.warning()) is not None:
+        session.recorder.note(line)

@@ -468,6 +468,10 @@ _TORCH_CUDA: dict[str, Any] = {
     "get_device_properties": lambda device=None: SimpleNamespace(total_memory=CARD_BYTES, major=8, minor=0),
     "empty_cache": lambda: None,
     "synchronize": lambda device=None: None,
+    "reset_peak_memory_stats": lambda device=None: None,
+    "max_memory_allocated": lambda device=None: CARD_BYTES // 2,
+    "max_memory_reserved": lambda device=None: CARD_BYTES // 2,
+    "memory_reserved": lambda device=None: CARD_BYTES // 4,
     "get_rng_state": lambda device="cuda": torch.get_rng_state(),
     "set_rng_state": lambda state, device="cuda": None,
 }

@@ -200,7 +200,7 @@ def metrics_of(run: RunDirectory) -> list[dict[str, float | str]]:
         {
             key: "NaN" if value != value else value
             for key, value in record.items()
-            if not key.startswith("timing/") and key not in ("step_time", "attempt")
+            if not key.startswith(("timing/", "speed/")) and key not in ("step_time", "attempt")
         }
         for record in run.metrics()
     ]

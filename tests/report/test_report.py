@@ -215,7 +215,7 @@ def test_the_page_says_how_to_open_its_runs_in_the_demo(tmp_path, browser):
 def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
     run = build_run(tmp_path / "run", steps=0, eval_steps=())
     for step in range(1, 5):
-        run.append_metrics(step, 1, {"step_time": 2.0, "timing/update": 2.0})
+        run.append_metrics(step, 1, {"step_time": 2.0, "timing/update": 2.0, "speed/update_tokens": 1000.0 * step})
     run.append_metrics(4, 1, {"timing/save": 6.0})  # one save in four steps: 1.5 s a step
     page = Page(write_report([run], tmp_path / "report.html"))
     table = page.source[page.source.index("<h2>Time") :]
@@ -223,6 +223,7 @@ def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
         ("update", "2.0 s", "100.0"),
         ("save", "1.5 s", "75.0"),
     ]
+    assert "2,500 in updates." in table
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path, browser):

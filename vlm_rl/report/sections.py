@@ -212,7 +212,21 @@ def time_section(runs: Sequence[RunCurves]) -> PageSection:
         "Where a step's seconds go. Means are over all steps, so work that only some steps do, such as a save, "
         "counts with its average cost."
     )
+    caption = " ".join([caption, *filter(None, (_speed_text(runs, run) for run in runs))])
     return PageSection("Time", caption, _PARTS.grid(tables, absent, ""))
+
+
+def _speed_text(runs: Sequence[RunCurves], run: RunCurves) -> str:
+    """Return how fast a run was, as the mean over its steps; empty where it was not logged."""
+    kinds = {
+        "speed/rollout_tokens": "{:,.0f} tokens a second in rollouts",
+        "speed/update_tokens": "{:,.0f} in updates",
+        "speed/mfu": "MFU {:.0%}",
+        "memory/peak_over_planned": "{:.2f} times the planned memory",
+    }
+    found = {name: run.metric(name)[1] for name in kinds if name in run.every_metric}
+    said = [kinds[name].format(np.nanmean(values)) for name, values in found.items()]
+    return f"{curve_label(runs, run, ', '.join(said))}." if said else ""
 
 
 def _time_table(run: RunCurves, *, heading: str) -> Markup | None:

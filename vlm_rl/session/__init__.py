@@ -8,6 +8,7 @@ preflight: the first checks of a command, before anything heavy is imported.
 watch: whether other ranks have failed, and whether none makes progress.
 recomputation: what model.gradient_checkpointing=auto keeps, by the plan and the card.
 recorder: what a run writes down, and the seconds of its phases.
+speed: tokens a second, MFU and memory of each step.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 

@@ -38,6 +38,7 @@ from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, 
 from vlm_rl.session.recomputation import settled
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
+from vlm_rl.session.speed import Speed
 from vlm_rl.session.weight_sync import WeightSync, other_setting
 
 
@@ -156,7 +157,9 @@ class Session:
         )
         prompts = prompts_to_check(self.builder, self.problems, config.data)
         distribution = {"banned_ids": self.builder.banned_ids, "temperature": config.rollout.temperature}
-        self.policy, check = load_policy(self.run.model_path, settled(config), self.device, prompts, **distribution)
+        decided = settled(config)
+        self.policy, check = load_policy(self.run.model_path, decided, self.device, prompts, **distribution)
+        self.speed = Speed(self.policy, decided)
         # Of all of them: with a video, or else an image.
         self.probe_prompt = max(prompts, key=lambda prompt: (len(prompt.videos), len(prompt.images)))
         self.rounding = check.limit
