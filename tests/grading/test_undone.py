@@ -17,6 +17,11 @@ PLAIN = TEMPLATES["plain"]
 NUMBERS = st.integers(2, 999)
 # (gold, answer, whether it is right)
 ANSWERS = [
+    ('2x', '\\frac{\\partial}{\\partial x}x^2', False),
+    ('5/6', '0.5+\\frac13', False),
+    ('1/2', '0+\\frac12', False),
+    ('-3/2', '-2+\\frac12', False),
+    ('-3/2', '-1\\frac12', True),
     ('5', '2+3', False),
     ('6', '\\gcd(12,18)', False),
     ('2', '17 \\pmod 5', False),
@@ -159,6 +164,21 @@ ANSWERS = [
 ]  # fmt: skip
 # (question, gold, answer, whether it is right)
 QUESTIONS = [
+    ('Compute $\\max(5,6)$.', '6', '\\max(5,6)', False),
+    ('Find $\\lfloor 3.7 \\rfloor$.', '3', '\\lfloor 3.7\\rfloor', False),
+    ('Find $\\begin{vmatrix}2&0\\\\0&3\\end{vmatrix}$.', '6', '\\begin{vmatrix}2&0\\\\0&3\\end{vmatrix}', False),
+    ('Evaluate $\\log_2 8$.', '3', '\\log_2(8)', False),
+    ('Simplify $2x+3x$.', '5x', '3x+2x', False),
+    ('Simplify $x^2 \\cdot x^3$.', 'x^5', 'x^2x^3', False),
+    ('Simplify $x^2 \\cdot x^3$.', 'x^5', 'y=x^3x^2', False),
+    ('Simplify \\(\\sqrt{8}+\\sqrt{18}\\).', '5\\sqrt2', '\\sqrt{18}+\\sqrt8', False),
+    ('Simplify $\\frac{x^2-9}{x-3}$.', 'x+3', '(x^2-9)/(x-3)', False),
+    ('Simplify $\\frac{x^2-9}{x-3}$.', 'x+3', '3+x', True),
+    ('Let $f(x)=x^2-9$. Write it with factors.', '(x+3)(x-3)', '(x-3)(x+3)', True),
+    ('Write $z=3+4i$ for $\\bar z=3-4i$.', '3+4i', '4i+3', True),
+    ('Which fraction is $2/6$?', '1/3', '\\frac13', True),
+    ('Expand $(x+1)^2$.', 'x^2+2x+1', 'x(x+2)+1', False),
+    ('Expand $(x+1)^2+(x-1)^2$.', '2x^2+2', '(x-1)^2+(x+1)^2', False),
     ('Compute 2^{10}.', '1024', '2^{10}', False),
     ('Compute $5!$.', '120', '5!', False),
     ('Simplify \\frac{8}{12}.', '2/3', '\\frac{8}{12}', False),

@@ -31,7 +31,8 @@ _LISTED = frozenset(",;")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
 _WRITTEN_OUT = re.compile(
     r"\\(?:sum|prod|i*nt|oint|lim|gcd|lcm)(?![A-Za-z])|[∑∏∫]|(?<![A-Za-z\\])(?:gcd|lcm)(?![A-Za-z])"
-    rf"|{DIFFERENTIALS}|\\frac ?\{{ ?d(?:\^\{{[0-9]\}})? ?\}}|(?<![A-Za-z])d(?:\^\{{[0-9]\}})? ?/ ?d ?[a-z]"
+    rf"|{DIFFERENTIALS}|\\frac ?\{{ ?(?:d|\\partial)(?:\^\{{[0-9]\}})? ?\}}"
+    r"|(?<![A-Za-z])d(?:\^\{[0-9]\})? ?/ ?d ?[a-z]"
 )
 _OPERATOR_OF_GOLD = re.compile(rf"{_WRITTEN_OUT.pattern}|\\frac ?\{{[{{ ]*d[ }}]|\\pmod")
 _REMAINDER = re.compile(r"(.*)\\pmod\{([^{}]*)\}")
@@ -71,14 +72,19 @@ _PLAIN_TERM = re.compile(rf"[-+]*{_PLAIN}(?:/{_PLAIN})*")
 _LEADS = re.compile(rf"[-+]*{_PLAIN}")
 _ADJACENT = re.compile(rf"(?<![A-Za-z]){_PLAIN}{_P}")
 _OPERATION = re.compile(
-    r"[+*/^!|]|(?<=[0-9A-Za-z)}]) ?-|\\(?:frac|sqrt|binom|times|cdot|div|log|ln|sin|cos|tan|pmod)(?![A-Za-z])"
+    r"[+*/^!|]|(?<=[0-9A-Za-z)}]) ?-|\\begin ?\{vmatrix"
+    r"|\\(?:frac|sqrt|binom|times|cdot|div|log|ln|sin|cos|tan|pmod|det|max|min|lfloor|lceil)(?![A-Za-z])"
 )
 # Values in their final form, that a question may well mention: 3/4, 2\sqrt{3}, \frac{\pi}{2}
 _QUOTIENT = re.compile(
     r"-?(?:\\frac\{ ?([0-9]*) ?(?:\\pi|e)? ?\}\{ ?([0-9]+) ?\}|([0-9]+) ?/ ?([0-9]+)) ?(?:\\pi|[a-z])?"
 )
 _SURD = re.compile(r"-?[0-9]* ?\\sqrt\{ ?([0-9]{1,8}) ?\}")
+_FORMULA = re.compile(r"\$\$?([^$]{1,300})\$|\\\(([^$]{1,300}?)\\\)|\\\[([^$]{1,300}?)\\\]")
 _OPERATORS_AROUND = frozenset("+-*/^_.")
+_PRODUCT_OF_SUMS = re.compile(  # x(x+2) and (x+1)^{2}, but neither f(x+2) at the start nor (x+2)
+    r"[0-9A-Za-z)}] ?(?:\\cdot|\\times|\*)? ?\([^()]*[A-Za-z][^()]*[-+][^()]*\)|\([^()]*[A-Za-z] ?[-+][^()]*\) ?[\^(]"
+)
 _FACTOR_SIGNS = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
 
 
@@ -100,10 +106,16 @@ def unfinished(gold: str, answer: str, question: str) -> str | None:
     if asks_factors(question) and (wanted := _count_factors(gold)) is not None:
         given = _count_factors(answer)
         return "unfactored" if given is None or given < wanted else None
-    if asks_expansion(question) and _count_factors(gold) is None and _count_factors(answer) is not None:
+    if asks_expansion(question) and not _is_product(gold) and _is_product(answer):
         return "unexpanded"
     has_it_too = is_undone(gold) or _holds_form(gold) or _OPERATOR_OF_GOLD.search(gold)
     return "undone" if is_undone(answer) and not has_it_too else None
+
+
+def _is_product(text: str) -> bool:
+    """Return whether a `clean` text is a product, or holds one of a sum: x(x+2)+1."""
+    last = split_top_level(text, EQUALS)[-1]
+    return _PRODUCT_OF_SUMS.search(last) is not None or _count_factors(text) is not None
 
 
 def is_undone(text: str) -> bool:
@@ -135,7 +147,7 @@ def _holds_operation(text: str) -> bool:
         return True
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _NUMERAL.sub(_N, _FRACTION.sub(_fraction, text))
+    text = _NUMERAL.sub(_number, _FRACTION.sub(_fraction, text))
     while match := _GROUP.search(text):  # each round takes one pair of brackets, and the innermost first
         inside = match[1] if match[2] is None else match[2]
         if _is_calculation(inside):
@@ -158,6 +170,11 @@ def _is_remainder(text: str) -> bool:
 def _fraction(match: re.Match[str]) -> str:
     above, below = (int(match[1] or match[3]), int(match[2] or match[4]))
     return _F if above < below else _G
+
+
+def _number(match: re.Match[str]) -> str:
+    """Return the sign of a whole number, which may begin a mixed number: neither 0 nor 0.5 does."""
+    return _N if match[0].strip("0,") and "." not in match[0] else _G
 
 
 def _flat(text: str) -> str:
@@ -183,7 +200,7 @@ def _terms(text: str) -> tuple[list[str], list[str]]:
 def _adds(text: str) -> bool:
     terms, signs = _terms(text)
     plain = [term for term in terms if _PLAIN_TERM.fullmatch(term)]
-    is_mixed_number = signs == ["+"] and [term.lstrip("-") for term in terms] == [_N, _F]
+    is_mixed_number = signs == ["+"] and terms == [_N, _F]
     return len(plain) > 1 and not is_mixed_number
 
 
@@ -200,16 +217,20 @@ def repeats_question(question: str, gold: str, answer: str) -> bool:
 
     An expression stands between words or at an equals sign: x-1 is none of those in x-1+y.
     """
-    bare = answer.replace("^\\circ", "")
-    if len(answer) > MAX_REPEATED:
+    without_degrees = answer.replace("^\\circ", "")
+    if len(answer) > MAX_REPEATED or not _OPERATION.search(without_degrees) or _is_final(without_degrees):
         return False
-    if not _OPERATION.search(bare) or len(split_top_level(answer, _LISTED)) > 1 or _is_final(bare):
+    if len(split_top_level(answer, _LISTED)) > 1:
         return False
     if outer_brackets(answer) is not None and "," in answer:
         return False  # a point or an interval
     golds, answers = ({_key(side) for side in split_top_level(text, EQUALS)} for text in (gold, answer))
     if golds & answers:
         return False
+    sides = [side for side in split_top_level(answer, EQUALS) if side]
+    bare = sides[-1] if len(sides) == 2 and value_label(sides) else answer
+    if _signs(bare) in {_signs(clean(part)) for part in _formulas(question)} - {_signs(gold)}:
+        return True
     squeezed, wanted = re.sub(r"\s+", " ", clean(question)), re.sub(r"\s+", "", answer)
     pattern = " ?".join(map(re.escape, wanted))
     return any(_stands_alone(squeezed, *match.span()) for match in re.finditer(pattern, squeezed))
@@ -243,6 +264,21 @@ def _is_final(text: str) -> bool:
 def _key(text: str) -> tuple[tuple[str, int], ...]:
     """Return what two spellings of one expression share, whatever the order of their terms."""
     return tuple(sorted(Counter(re.sub(r"\\(?:cdot|times)(?![A-Za-z])|[\s*{}]", "", text)).items()))
+
+
+def _formulas(question: str) -> list[str]:
+    """Return the sides of the formulas that a raw question sets between dollar signs or LaTeX's brackets."""
+    found = (next(filter(None, match.groups())) for match in _FORMULA.finditer(question))
+    return [side for formula in found for side in re.split(r"[=?]|\\equiv(?![A-Za-z])", formula) if side.strip()]
+
+
+def _signs(text: str) -> tuple[tuple[str, int], ...]:
+    r"""Return the signs of a `clean` expression: the same for x^2\cdot x^3, x^3x^2, for (x^2-9)/(x-3) and its \frac.
+
+    Two expressions with the same signs may differ; two of one value hardly do in what is left to do.
+    """
+    bare = re.sub(r"\\(?:cdot|times|ast|frac|div)(?![A-Za-z])|[\s*/+(){}]", "", text)
+    return tuple(sorted(Counter(bare).items()))
 
 
 def _count_factors(text: str) -> int | None:
