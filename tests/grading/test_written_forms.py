@@ -5,6 +5,8 @@ The numerals of a form are what counts, so that what is expected follows from th
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -30,6 +32,42 @@ def test_a_score_is_not_its_difference(first: int, second: int, shift: int, kind
     assert not equal(f"{first}-{second}", f"{first + shift}-{second + shift}", kind)
     assert not equal(f"{first}-{second}", str(first - second), kind)
     assert not equal(f"{first}-{second}", f"{second}-{first}", kind) or first == second
+
+
+@given(st.lists(st.integers(0, 255), min_size=3, max_size=4), st.integers(1, 9))
+def test_numerals_between_points_are_an_address(numbers: list[int], digit: int) -> None:
+    address = ".".join(map(str, numbers))
+    assume(not re.fullmatch(r"[1-9][0-9]{0,2}(\.[0-9]{3})+", address))  # 1.000.000 is a million
+    assert equal(address, address) and equal(f"v{address}", f"v {address}")
+    for other in (f"{address}{digit}", f"{digit}{address}", f"{address}.{digit}", address[: address.rindex(".")]):
+        assert not equal(address, other), (address, other)
+
+
+@given(st.from_regex(r"[A-Z][0-9]{1,2}[A-Z][1-9]", fullmatch=True), NUMBERS)
+def test_a_letter_in_front_of_a_digit_is_a_name(code: str, number: int) -> None:
+    assert equal(code, f" {code} ") and equal(f"{code}-{number}", f"{code} - {number}")
+    assert not equal(code, code[0] + code[-2:]) and not equal(code, f"{code}{number}")
+    assert not equal(f"{code}-{number}", f"-{number}+{code}")
+
+
+@pytest.mark.parametrize(
+    ("gold", "same", "other"),
+    [
+        ("192.168.0.1", ("192.168.0.1",), ("192.168.1.0", "192.168.0.10", "192.168")),
+        ("10.0.0.0/8", ("10.0.0.0/8",), ("10.0.0.0/9", "10")),
+        ("2.10.0", ("2.10.0",), ("2.1.0", "2.10")),
+        ("v2.10", ("v2.10",), ("v2.1", "2.1")),
+        ("1.000.000", ("1000000", "1,000,000"), ("1.000",)),
+        ("e4", ("e4",), ("4e", "e^4", "e5")),
+        ("e2-e4", ("e2-e4", "e2–e4"), ("-2e", "e1-e3", "e4-e2")),
+        ("A1", ("A_1", "A1"), ("A", "1A")),
+        ("x1", ("x_1", "x_{1}"), ("x", "x2")),
+        ("0x1F", ("0x1F",), ("0", "0x2F")),
+    ],
+)
+def test_codes_are_compared_by_their_characters(gold: str, same: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert [answer for answer in same if not equal(gold, answer)] == []
+    assert [answer for answer in other if equal(gold, answer)] == []
 
 
 @given(NUMBERS, NUMBERS)

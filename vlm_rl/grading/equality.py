@@ -68,7 +68,7 @@ from vlm_rl.grading.solution_families import (
     with_parameter_of,
 )
 from vlm_rl.grading.values import ValueComparison
-from vlm_rl.grading.vectors import same_dimension, vector_components
+from vlm_rl.grading.vectors import may_be_equal, same_dimension, vector_components
 from vlm_rl.grading.worded_answers import compare_wording, is_prose, normalized_words
 from vlm_rl.grading.written_forms import is_factorization, parse_form, same_range, written_like
 
@@ -307,7 +307,7 @@ class AnswerComparison(ValueComparison):
     def _vector(self, gold: str, answer: str) -> Decision | None:
         """Compare a vector in two notations by its components: (3,-4), a column, 3i-4j."""
         wanted, given = vector_components(gold), vector_components(answer)
-        if wanted is None or given is None or wanted[0] == given[0]:
+        if wanted is None or given is None or not may_be_equal(wanted[0], given[0]):
             return None
         golds, answers = same_dimension(wanted[1], given[1], {wanted[0], given[0]})
         return self._items(golds, answers, ordered=True, path="tuple")

@@ -9,21 +9,36 @@ from vlm_rl.grading.containers import matrix_rows
 from vlm_rl.grading.latex import outer_brackets, split_top_level
 
 _COMMA = frozenset(",")
-_UNIT_VECTOR = re.compile(r"\\(?:hat|vec|bar|overline) ?\{ ?\\?([ijk])(?:math)? ?\}|\\([ij])math(?![A-Za-z])")
+_NOTATIONS = {("(", ")"): "tuple", ("[", "]"): "bracket"}
+_DIFFERENT = ({"tuple", "bracket"}, {"row", "column"})  # a point and an interval; matrices of different shapes
+_TRANSPOSED = re.compile(r"(?<=[)\]}]) ?\^ ?\{? ?(?:T|\\top|\\intercal)(?![A-Za-z]) ?\}?$")
+_UNIT_VECTOR = re.compile(
+    r"\\(?:hat|vec|bar|overline) ?\{ ?\\?([ijk])(?:math)? ?\}"
+    r"|(?:\\(?:hat|vec|bar|overline) ?)?\\([ij])math(?![A-Za-z])"
+)
 _COMBINATION = re.compile(r"[-+0-9./(){} ijk]|\\(?:frac|sqrt|cdot|times|pi)(?![A-Za-z])")
 
 
 def vector_components(text: str) -> tuple[str, list[str]] | None:
-    """Return (notation, components) of a `clean` text: tuple, matrix or units; None for anything else."""
-    if (rows := matrix_rows(text)) is not None:
+    """Return (notation, components) of a `clean` text: tuple, bracket, row, column or units; None for all else."""
+    bare = _TRANSPOSED.sub("", text)
+    if (rows := matrix_rows(bare)) is not None:
         cells = [cell for row in rows for cell in row]
-        return ("matrix", cells) if len(cells) > 1 and (len(rows) == 1 or len(cells) == len(rows)) else None
-    outer = outer_brackets(text)
-    if outer is not None and outer[::2] == ("(", ")"):
+        if len(cells) < 2 or (len(rows) > 1 and len(cells) != len(rows)):
+            return None
+        return ("row" if (len(rows) == 1) == (bare == text) else "column", cells)
+    outer = outer_brackets(bare)
+    if outer is not None and outer[::2] in _NOTATIONS:
         items = split_top_level(outer[1], _COMMA)
-        return ("tuple", items) if len(items) > 1 else None
+        return (_NOTATIONS[outer[::2]] if bare == text else "column", items) if len(items) > 1 else None
     components = _of_units(_UNIT_VECTOR.sub(lambda match: f" {match[1] or match[2]} ", text))
     return None if components is None else ("units", components)
+
+
+def may_be_equal(notation: str, other: str) -> bool:
+    """Return whether a vector may have both notations, and no rule of intervals or matrices compares them."""
+    both = {notation, other}
+    return both in ({"units"}, {"column"}) or (len(both) == 2 and both not in _DIFFERENT)
 
 
 def same_dimension(golds: list[str], answers: list[str], notations: set[str]) -> tuple[list[str], list[str]]:

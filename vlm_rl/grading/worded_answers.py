@@ -21,9 +21,13 @@ _OUTCOME_PATTERNS = {
     rf"(?: (?:solutions?|roots?|values?|points?))?{_OF_IT}|无穷多个?解?|无数个?解?|有无[穷数]多?个?解?",
 }
 _OUTCOMES = {name: re.compile(pattern) for name, pattern in _OUTCOME_PATTERNS.items()}
-_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){2,20}(?:\^ ?\{ ?[0-9]?[-+] ?\})?")
+_GROUP = r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?)"
+_FORMULA = re.compile(rf"{_GROUP}{{2,20}}(?:\^\{{[0-9]?[-+]\}})?|{_GROUP}{{1,20}}(?:\^\{{[0-9]?[-+]\}}|[-+])")
+_CHARGE = re.compile(r" ?\^ ?\{? ?([0-9]*) ?(?:\} ?)?([-+])([0-9]?)(?: ?\})?$")
+_STATE = re.compile(r" ?\((?:s|l|g|aq)\)")
 _ARROW = re.compile(
-    r" ?(?:-{1,3}>|={1,3}>|\\(?:x?(?:long)?rightarrow|Rightarrow|to|rightleftharpoons|longleftrightarrow)(?![A-Za-z])"
+    r" ?(?:<?-{1,3}>|={1,3}>|\\le ?>|\\(?:x?(?:long)?rightarrow|Rightarrow|to|rightleftharpoons|rightleftarrows"
+    r"|(?:long)?leftrightarrow)(?![A-Za-z])"
     r"(?: ?\[[^]]*\])?(?: ?\{[^{}]*\})?|⇌|⟶|=) ?"
 )
 _PLUS = re.compile(r" \+ |(?<![\^{]) ?\+ ?(?=[0-9]* ?[(\[A-Z])")
@@ -43,9 +47,11 @@ _SHORT_WORDS = frozenset(["no", "yes", "ok"])
 def compare_wording(gold: str, answer: str) -> Decision | None:
     """Decide between two outcomes, ordinals or formulae, as `clean` texts; return None if words do not decide."""
     formula = chemical_formula(gold)
-    if formula is not None and formula == chemical_formula(answer):
+    if formula is not None and _same_formula(formula, chemical_formula(answer) or ""):
         return Decision(True, "text")
     reaction = chemical_reaction(gold)
+    if reaction is not None and not _STATE.search(gold):
+        answer = _STATE.sub("", answer)
     if reaction is not None and (given := chemical_reaction(answer)) is not None:
         return Decision(reaction == given, "text")
     outcomes = stated_outcome(gold), stated_outcome(answer)
@@ -65,9 +71,18 @@ def stated_outcome(text: str) -> str | None:
 
 def chemical_formula(text: str) -> str | None:
     """Return `H_2O` and `H2O` in one spelling; None for what has no count of atoms or is not a formula."""
-    if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
+    if len(text) > 80:
         return None
-    return "".join(character for character in text if character not in "_{} ")
+    text = _CHARGE.sub(r"^{\1\3\2}", text)
+    if not _FORMULA.fullmatch(text) or not re.search(r"[0-9]|[-+]\}?$", text):
+        return None
+    return re.sub(r"[_{} ]", "", text)
+
+
+def _same_formula(formula: str, other: str) -> bool:
+    """Return whether two formulae are the same, one of which may be as a keyboard has it: Fe3+, NH4+, SO42-."""
+    is_plain = "^" not in formula or "^" not in other
+    return formula == other or (is_plain and formula.replace("^", "") == other.replace("^", ""))
 
 
 def chemical_reaction(text: str) -> tuple[list[str], ...] | None:

@@ -4,6 +4,7 @@
 2019/20     a season: a year and the year after it
 3 x 4       size: 3\\times 4 and 3 by 4, but neither 12 nor 4 x 3
 555-0123    phone number, also (212) 555-0123: the same groups of digits
+10.0.0.1    address, version, number of a part, square of chess (2.10.0, v2.1, H1N1, e2-e4): the same characters
 
 A gold is a final answer, so that one of these is never the difference or the product that its signs could mean.
 """
@@ -27,6 +28,12 @@ _SLASHED = re.compile(r"[0-9]{1,4}(?: ?/ ?[0-9]{1,4}){1,3}")
 _DASH = re.compile(r"(?<=[0-9A-Za-z%}¥€£₹\u4e00-\u9fff]) ?(?:-{1,3}|\bto\b|\bthrough\b|至|到) ?(?=[-.0-9\\$€£¥₹])")
 _TIMES = re.compile(r"(?<=[0-9A-Za-z%}\u4e00-\u9fff]) ?(?:\\times(?![A-Za-z])|\*|\bby\b) ?(?=[.0-9])")
 _CROSS = re.compile(r"(?<=[0-9]) ?[xX] ?(?=[.0-9])|(?<=[A-Za-z]) [xX] (?=[.0-9])")
+# A letter in front of a digit is no factor: 2x is a product, x2 a name.
+_CODE = re.compile(
+    r"[vV]?\.? ?[0-9]+(?:\.[0-9]+){2,}(?:[:/][0-9]+)?|[vV]\.? ?[0-9]+(?:\.[0-9]+)+|0[xX][0-9A-Fa-f]+"
+    r"|(?=[A-Za-z]*[0-9])[A-Za-z][A-Za-z0-9]*|(?=.*[A-Z])(?=.*[A-Za-z][0-9])[A-Za-z][A-Za-z0-9]*(?:[-.][A-Za-z0-9]+)+"
+    r"|[a-h][1-8]-[a-h][1-8]"
+)
 _YEAR = re.compile("1[0-9]{3}|20[0-9]{2}")
 _RANGE = re.compile(r"^(?:from|between) ", re.IGNORECASE)
 _BETWEEN = re.compile(r"^between (.*[0-9].*) and (?=.*[0-9])", re.IGNORECASE)
@@ -36,7 +43,7 @@ _BETWEEN = re.compile(r"^between (.*[0-9].*) and (?=.*[0-9])", re.IGNORECASE)
 class WrittenForm:
     """Numerals in the order in which they are written, with their unit."""
 
-    kind: str  # dash, times, slash
+    kind: str  # dash, times, slash, code
     terms: tuple[str, ...]  # numbers in one spelling, but 007 as it stands
     unit: str = ""
 
@@ -57,6 +64,8 @@ def parse_form(text: str) -> WrittenForm | None:
     text = _without_brackets(text)
     if len(text) > MAX_LENGTH or _PLAIN.fullmatch(text) or not any(character.isdigit() for character in text):
         return None
+    if _CODE.fullmatch(text) and parse_rational(text) is None:
+        return _code(text)
     if _SLASHED.fullmatch(text):
         return _slashed(text)
     if "(" in text:
@@ -71,6 +80,8 @@ def written_like(form: WrittenForm, text: str) -> WrittenForm | None:
     text = _without_brackets(text)
     if len(text) > MAX_LENGTH:
         return None
+    if form.kind == "code":
+        return _code(text)
     if form.kind == "dash" and _is_phone_number(form.terms) and re.fullmatch(r"[-+. ()0-9]*", text):
         return WrittenForm("dash", tuple(_DIGITS.findall(text)))
     if form.kind == "slash":
@@ -118,6 +129,11 @@ def _joined(text: str, kind: str) -> WrittenForm | None:
     ):
         known[1] = known[0][:2] + known[1]  # 2010-15
     return WrittenForm(kind, tuple(known), "".join(units))
+
+
+def _code(text: str) -> WrittenForm:
+    """Return the characters of a code, in which A_1 is A1."""
+    return WrittenForm("code", (re.sub(r"[_{}\s]", "", text),))
 
 
 def _without_brackets(text: str) -> str:
