@@ -6,12 +6,13 @@
 
 A text may have numbers in several forms. The first form of these counts alone: behind a key of JSON (bbox, bbox_2d,
 box); named corners (x1, y1, x2, y2; xmin ...; left, top, right, bottom; x, y, width, height); bare numbers in
-brackets.
+brackets. A text that is nothing but four numbers with commas is a box too.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,10 +22,12 @@ _NEXT = rf"(?:{_SPACE}[,;]{_SPACE}|\s{{1,9}})"  # between two numbers
 _FOUR = _SPACE + _NEXT.join([_N] * 4) + _SPACE
 _TWO = _SPACE + _NEXT.join([_N] * 2) + _SPACE
 _OPEN, _CLOSE = r"[\[({]", r"[\])}]"
-_CORNERS = rf"[\[(]{_TWO}[\])]{_SPACE},?{_SPACE}[\[(]{_TWO}[\])]"
+_BETWEEN = rf"{_SPACE}(?:,|;|-|to|and)?{_SPACE}"  # two corners
+_CORNERS = rf"[\[(]{_TWO}[\])]{_BETWEEN}[\[(]{_TWO}[\])]"
 _KEY = r"[\"']?\s{0,9}[:=]\s{0,9}"
 _KEYED_BOX = re.compile(rf"\b(?:bbox|box|bounding_box)(?:_2d)?{_KEY}(?:[\[(]{_FOUR}[\])]|\[?{_CORNERS}\]?)", re.I)
 _BARE_BOX = re.compile(rf"{_OPEN}{_FOUR}{_CLOSE}|{_CORNERS}")
+_WHOLE = re.compile(_SPACE + rf"{_SPACE}[,;]{_SPACE}".join([_N] * 4) + _SPACE)
 _KEYED_POINT = re.compile(rf"\bpoint(?:_2d)?{_KEY}[\[(]{_TWO}[\])]", re.I)
 _BARE_POINT = re.compile(rf"{_OPEN}{_TWO}{_CLOSE}")
 _NAMED_NUMBER = re.compile(rf"\b([a-z]+(?:_?[a-z]+)?_?[12]?){_KEY}[\"']?{_N}(?![\d.])", re.I)
@@ -54,25 +57,28 @@ class Box(NamedTuple):
 
 def read_boxes(text: str) -> list[Box]:
     """Return the different boxes that a text gives, as they are written and in their order."""
-    text = _without_sizes_of_brackets(text)
+    text = _plain(text)
     for found in (_matches(_KEYED_BOX, text), _named_boxes(text), _matches(_BARE_BOX, text)):
         if boxes := [Box(*numbers) for numbers in dict.fromkeys(found)]:
             return boxes
-    return []
+    whole = _WHOLE.fullmatch(text)
+    return [Box(*map(float, whole.groups()))] if whole else []
 
 
 def read_point(text: str) -> tuple[float, float] | None:
     """Return the only point that a text gives, as it is written; None where there is none, or several that differ."""
-    text = _without_sizes_of_brackets(text)
+    text = _plain(text)
     for pattern in (_KEYED_POINT, _BARE_POINT):
         if given := {*_matches(pattern, text)}:
             return (next(iter(given))[0], next(iter(given))[1]) if len(given) == 1 else None
     return None
 
 
-def _without_sizes_of_brackets(text: str) -> str:
-    r"""Return the text without LaTeX's \left and \right in front of brackets."""
-    return re.sub(r"\\(?:left|right)(?=[\[\](){}|.\\])", "", text)
+def _plain(text: str) -> str:
+    r"""Return the text with full-width signs as ASCII, and without LaTeX's math signs, spaces, \left and \right."""
+    text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+    text = re.sub(r"\\(?:left|right)(?=[\[\](){}|.\\])|\\[()\[\]]|\$", "", text)
+    return re.sub(r"\\[,;:! ]|\\(?=[{}])", " ", text)
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[float, ...]]:
