@@ -2,6 +2,7 @@
 
     {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                         programs that read stdin
     {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}             a function, or a method of the class Solution
+    {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}           the same, as APPS and TACO have it
     [{"input": "1 2\\n", "output": "3\\n"}, ...]                        programs that read stdin
     ["assert add(1, 2) == 3", ...]                                     a function
     "def check(candidate):\\n    assert candidate(1, 2) == 3"            the same, with fn_name beside it
@@ -76,9 +77,13 @@ def _tests(tree: Any) -> dict[str, Any]:
     if isinstance(tree, list) and tree and all(isinstance(item, str) for item in tree):
         return _of_asserts("\n".join(tree), name)
     if isinstance(tree, list):
+        if any(test.get("testtype") == "functional" for test in tree):
+            raise ValueError("tests of the type functional name no function; give inputs, outputs and fn_name")
         tree = {"inputs": [test["input"] for test in tree], "outputs": [test["output"] for test in tree]}
-    rule = "equal" if name else "lines"
-    return {"inputs": list(tree["inputs"]), "outputs": list(tree["outputs"]), "function": name, "rule": rule}
+    inputs, outputs = list(tree["inputs"]), list(tree["outputs"])
+    are_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    rule = ("equal_or_item" if are_wrapped else "equal") if name else "lines"
+    return {"inputs": inputs, "outputs": outputs, "function": name, "rule": rule}
 
 
 # -- asserts -------------------------------------------------------------------------------------------
@@ -107,7 +112,7 @@ def _of_asserts(text: str, name: str) -> dict[str, Any]:
         "outputs": [item.expected for item in asserts],
         "function": functions.pop(),
         "rule": "same",
-        "atol": max(item.tolerance for item in asserts),
+        "atol": [item.tolerance for item in asserts] if any(item.tolerance for item in asserts) else 0.0,
     }
 
 

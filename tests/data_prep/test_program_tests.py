@@ -38,7 +38,7 @@ def check(candidate):
         (["assert f([1, -2], {'a': (1,)}) == {1, 2}", "assert f([], {}) is None"],
          {"inputs": [[[1, -2], {"a": (1,)}], [[], {}]], "outputs": [{1, 2}, None]}),
         (["assert abs(root(2) - 1.414) < 1e-3", "assert math.isclose(root(4), 2, rel_tol=1e-4)"],
-         {"inputs": [[2], [4]], "outputs": [1.414, 2.0], "atol": 1e-3}),
+         {"inputs": [[2], [4]], "outputs": [1.414, 2.0], "atol": [1e-3, 2 * 1e-4]}),
     ],
 )  # fmt: skip
 def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
@@ -58,6 +58,10 @@ def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
         (["assert f(1) =="], "invalid syntax"),
         (["assert f(" * 300], "assert"),
         ("five", "its tests are not"),
+        (
+            [{"input": "1\n2", "output": "3", "testtype": "functional"}],
+            "name no function; give inputs, outputs and fn_name",
+        ),
         ({"inputs": ["1"], "outputs": ["2"], "time_limit": "soon"}, "time limit is 'soon'"),
         ({"inputs": ["1"], "outputs": ["2"], "time_limit": 0}, "seconds is 0"),
         ({"inputs": ["1"], "outputs": ["2"], "memory_limit": "much"}, "memory limit is 'much'"),
@@ -114,6 +118,28 @@ def test_a_program_is_judged_by_asserts(
     cell = {"==": ["assert add(1, 2) == 3"], "~": ["assert abs(add(1, 2) - 3) < 1e-2"]}[kind]
     ((said, reason),) = programs.judge([(program, {"tests": read_tests(cell).packed()})])
     assert said == verdict and words in reason, reason
+
+
+def test_a_tolerance_is_of_its_own_test_alone(programs: CodeGrader) -> None:
+    meta = {"tests": read_tests(["assert abs(f(9) - 100) < 5", "assert f(1) == 7"]).packed()}
+    near, off = "def f(x):\n    return 102 if x == 9 else 7", "def f(x):\n    return 102 if x == 9 else 8"
+    assert [verdict for verdict, _ in programs.judge([(near, meta), (off, meta)])] == ["correct", "wrong"]
+
+
+def test_an_output_may_stand_in_a_list_of_its_own(programs: CodeGrader) -> None:
+    wrapped = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [[3], [4]]}
+    lists = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [[3, 0], [4]]}
+    cases = [
+        ("return a + b", wrapped, "correct"),
+        ("return [a + b]", wrapped, "correct"),
+        ("return a - b", wrapped, "wrong"),
+        ("return [[a + b]]", wrapped, "wrong"),
+        ("return a + b", lists, "wrong"),
+    ]
+    judged = programs.judge(
+        [(f"def add(a, b):\n    {body}", {"tests": read_tests(cell).packed()}) for body, cell, _ in cases]
+    )
+    assert [verdict for verdict, _ in judged] == [verdict for *_, verdict in cases]
 
 
 def test_a_program_that_reads_stdin_says_what_it_imports_in_vain(programs: CodeGrader) -> None:

@@ -118,7 +118,7 @@ class CodeGrader:
         is_right, total = RULES[tests.rule], len(tests.inputs)
         for number, value in enumerate(answers.values):
             try:
-                passes = is_right(tests.inputs[number], value, expected[number], **_options(tests))
+                passes = is_right(tests.inputs[number], value, expected[number], **_options(tests, number))
             except Exception:  # values of other types than the rule compares, as in the published rules
                 passes = False
             if not passes:
@@ -169,5 +169,5 @@ def shown(value: Any) -> str:
     return shorten(text) or "nothing"
 
 
-def _options(tests: CodeTests) -> dict[str, Any]:
-    return {"function": tests.function, "atol": tests.atol}
+def _options(tests: CodeTests, number: int) -> dict[str, Any]:
+    return {"function": tests.function, "atol": tests.atol[number] if isinstance(tests.atol, list) else tests.atol}

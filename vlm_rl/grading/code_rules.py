@@ -2,6 +2,7 @@
 
     lines                LiveCodeBench, programs that read stdin (lcb_runner/evaluation/testing_util.py, grade_stdio)
     equal                LiveCodeBench, functions (the same file, grade_call_based)
+    equal_or_item        APPS and TACO, functions (testing_util.py): each output stands in a list of its own
     same                 asserts of users' own sets
     evalplus_humaneval   HumanEval+ (evalplus/eval/__init__.py of EvalPlus 0.3.1, check_output)
     evalplus_mbpp        MBPP+ (the same function)
@@ -47,6 +48,11 @@ def _same_line(ours: str, theirs: str) -> bool:
 def equal_values(_: Sequence[Any], value: Any, expected: Any, **__: object) -> bool:
     """Tell whether a value equals the expected one; a tuple counts as a list."""
     return (list(value) if isinstance(value, tuple) else value) == expected
+
+
+def equal_or_item(call: Sequence[Any], value: Any, expected: Any, **options: object) -> bool:
+    """Tell whether a value equals the expected one, or what the list of one around it holds."""
+    return equal_values(call, value, expected, **options) or equal_values(call, value, expected[0], **options)
 
 
 def same_value(_: Sequence[Any], value: Any, expected: Any, *, atol: float, **__: object) -> bool:
@@ -124,6 +130,7 @@ def _digit_distance(first: int, second: int) -> int:
 RULES: Mapping[str, Callable[..., bool]] = {
     "lines": same_lines,
     "equal": equal_values,
+    "equal_or_item": equal_or_item,
     "same": same_value,
     "evalplus_humaneval": evalplus_humaneval,
     "evalplus_mbpp": evalplus_mbpp,

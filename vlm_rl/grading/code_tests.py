@@ -33,7 +33,7 @@ class CodeTests:
     reference: str = ""  # a program that is right
     header: str = ""  # comes before each program, as the benchmark's own imports do
     rule: str = "lines"  # a key of code_rules.RULES
-    atol: float = 0.0  # of floats, for the rules of EvalPlus
+    atol: float | list[float] = 0.0  # of floats, for EvalPlus' rules and asserts; a list has one for each test
     seconds: float = 6.0  # of one test: CPU time where the program reads stdin, else by the clock
     memory_mib: int = 1024
 
@@ -44,6 +44,8 @@ class CodeTests:
             "there is no test": not self.inputs,
             f"there are {len(self.inputs)} inputs and {len(outputs or ())} outputs": outputs is not None
             and len(outputs) != len(self.inputs),
+            "atol is no list of a tolerance for each test": isinstance(self.atol, list)
+            and len(self.atol) != len(self.inputs),
             "there are neither outputs nor a reference": outputs is None and not self.reference,
             "a reference for outputs needs a function": is_stdin and outputs is None,
             f"the rule is {self.rule!r}; known: {', '.join(RULES)}": self.rule not in RULES,
