@@ -160,6 +160,8 @@ def test_a_killed_run_resumes_on_a_gpu_with_the_numbers_of_one_on_a_cpu(toys: To
     resumed = toys.runner("train", str(toys.run("gpu-resumed").path), "--resume", faults=ON_GPU)
     assert resumed.code == 0, resumed.output[-3000:]
     check_close(toys.run("gpu-resumed"), toys.run("cpu-resumed"))
+    for line in toys.run("gpu-resumed").metrics():
+        assert {"speed/rollout_tokens", "speed/update_tokens", "memory/peak_over_planned"} <= line.keys()
 
 
 def test_a_checkpoint_is_evaluated_on_a_gpu(toys: Toys) -> None:

@@ -195,12 +195,12 @@ def toy_set(out: Path, *, count: int, split: str) -> Path:
 
 
 def metrics_of(run: RunDirectory) -> list[dict[str, float | str]]:
-    """Return all metrics but wall-clock times and the attempt; NaN is a word, so that it equals itself."""
+    """Return all metrics but those of time, speed and memory, and the attempt; NaN is a word that equals itself."""
     return [
         {
             key: "NaN" if value != value else value
             for key, value in record.items()
-            if not key.startswith(("timing/", "speed/")) and key not in ("step_time", "attempt")
+            if not key.startswith(("timing/", "speed/", "memory/")) and key not in ("step_time", "attempt")
         }
         for record in run.metrics()
     ]

@@ -28,9 +28,9 @@ def vector_components(text: str) -> tuple[str, list[str]] | None:
             return None
         return ("row" if (len(rows) == 1) == (bare == text) else "column", cells)
     outer = outer_brackets(bare)
-    if outer is not None and outer[::2] in _NOTATIONS:
+    if outer is not None and (brackets := (outer[0], outer[2])) in _NOTATIONS:
         items = split_top_level(outer[1], _COMMA)
-        return (_NOTATIONS[outer[::2]] if bare == text else "column", items) if len(items) > 1 else None
+        return (_NOTATIONS[brackets] if bare == text else "column", items) if len(items) > 1 else None
     components = _of_units(_UNIT_VECTOR.sub(lambda match: f" {match[1] or match[2]} ", text))
     return None if components is None else ("units", components)
 
