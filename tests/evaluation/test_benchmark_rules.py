@@ -265,6 +265,9 @@ def test_edit_distance_by_hand() -> None:
         (r"\boxed{\frac{A}{B}}", ()),
         (r"\boxed{\Delta}", ()),
         (r"\boxed{\angle B}", ()),
+        (r"\boxed{B or C}", ()),
+        ("The answer is (A) or (B).", ()),
+        ("The answer is B or, in words, red.", ("B",)),
     ],
 )
 def test_letters_that_a_response_ends_on(response: str, letters: tuple[str, ...]) -> None:
@@ -442,6 +445,9 @@ def test_empty_extractions_earn_points_in_mathvista(annotated: Annotated) -> Non
         (r"\sqrt[3]{27}", "3"),
         (r"1+\sqrt{9}", "4"),
         (r"3 \times 10^{4}", "30000"),
+        (r"3\times10^{4}", "30000"),
+        (r"2\cdot3", "6"),
+        ("1.5e3", "1500"),
         ("2^{3}", "8"),
         ("10²", "100"),
         (r"\frac{\pi}{\pi}", "1"),

@@ -21,6 +21,7 @@ _LETTERS = re.compile(
     r"(?![AI]\s+(?!and\b)[a-z])"  # "A circle" and "I am" name none
     rf"(?>{_LETTER}(?:\s*(?:,|and|&)\s*{_LETTER})*){_NOT}"
 )
+_OR = re.compile(r"\s*or\s+[(\[*]*[A-I](?![A-Za-z'])")
 _ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
 _MARKED = re.compile(rf"\(([A-I])\){_NOT}")
 _OPENING = re.compile(rf"\W*([A-I])\s?[).:](?![\w.]){_NOT}")
@@ -50,6 +51,8 @@ _NO_NUMBERS = tuple(
         (r"(?<=[0-9])(?:,|\{,\})(?=[0-9]{3}(?![0-9]))", ""),  # 1,234
         (r"\^\s*\{?\s*\\circ\s*\}?", " "),
         (r"_\s*(?:\{[^{}]*\}|[0-9A-Za-z])", " "),  # x_1
+        (r"\\(times|cdot)(?=[0-9])", r"\\\1 "),  # 2\times10^3
+        (r"(?<=[0-9])[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z])", r" \\times 10^{\1}"),
         (r"(?<=[A-Za-z])\s*\^\s*(?:\{[^{}]*\}|\(?-?[0-9]+\)?)", " "),  # cm^2
         (r"(?<=[0-9])\s*\([^()]*[A-Za-z]{3,}[^()]*\)\W*$", ""),  # 12 (to 2 decimal places)
     )
@@ -84,8 +87,10 @@ def final_letters(response: str) -> tuple[str, ...]:
     The final answer begins with them. Else a letter is the last word ("would be B."), or the only one in brackets, or
     the response opens with it ("C) ... is correct.") and no other line begins with another option's letter.
     """
-    if match := _LETTERS.match(_NAMING.sub("", without_markup(final_answer(response)))):
-        return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
+    answer = _NAMING.sub("", without_markup(final_answer(response)))
+    if match := _LETTERS.match(answer):
+        is_guess = _OR.match(answer, match.end()) is not None
+        return () if is_guess else tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
     text = without_markup(response.rpartition(END_THINK)[2])
     if match := _LAST_WORD.search(text):
         return (match[1],)
