@@ -257,6 +257,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if golds[1:]:
         meta["alternatives"] = [*golds[1:]]
     kind: AnswerType = "code" if columns.tests else mapping.answer_type or infer_answer_type(gold)
+    if kind == "list" and choices and columns.answer and not mapping.answer_type:
+        kind = "choice"  # several letters: AC is A, C, and "A or C" is not
     if columns.choices and choices and not _lists(question, choices):
         question = with_choices(question, choices)
     images = images_of(row, _listed(columns.images), store)

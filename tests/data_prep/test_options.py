@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vlm_rl
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl.data.golds import with_choices
 from vlm_rl.data_prep.preparation import prepare
@@ -188,6 +189,12 @@ def test_rows_without_options_keep_their_numbers(tmp_path: Path) -> None:
 def test_several_letters_stay_several(tmp_path: Path) -> None:
     rows = prepared(written(tmp_path, rows_with(["A, C", "BC", "A and B"], TREES)))
     assert [row["answer"] for row in rows] == ["A, C", "B, C", "A, B"]
+    assert {row["answer_type"] for row in rows} == {"choice"}
+    seen = [
+        vlm_rl.grade(rf"\boxed{{{box}}}", "A, C", answer_type="choice", choices=rows[0]["choices"]).correct
+        for box in ("A, C", "AC", "C and A", "A or C", "A", "A, B")
+    ]
+    assert seen == [True, True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
