@@ -176,6 +176,8 @@ QUESTIONS = [
     ('Simplify $\\frac{x^2-9}{x-3}$.', 'x+3', '3+x', True),
     ('Let $f(x)=x^2-9$. Write it with factors.', '(x+3)(x-3)', '(x-3)(x+3)', True),
     ('Write $z=3+4i$ for $\\bar z=3-4i$.', '3+4i', '4i+3', True),
+    ('Is it $-x+3$ or $x-3$?', '3-x', '-x+3', True),
+    ('Is it $-x+3$ or $x-3$?', '3-x', 'y=-x+3', True),
     ('Which fraction is $2/6$?', '1/3', '\\frac13', True),
     ('Expand $(x+1)^2$.', 'x^2+2x+1', 'x(x+2)+1', False),
     ('Expand $(x+1)^2+(x-1)^2$.', '2x^2+2', '(x-1)^2+(x+1)^2', False),

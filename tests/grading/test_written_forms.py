@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vlm_rl.grading.grader import GradeTask, try_grade
+from vlm_rl.grading.written_forms import parse_form
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import AnswerType
 
@@ -142,6 +143,10 @@ def test_calculations_stay_calculations() -> None:
         assert equal(gold, answer), (gold, answer)
     for gold, answer in ((r"3\times10^5", "300000"), (r"2^3\times5", "40"), ("x-2", "-2+x"), ("3-2i", "-2i+3")):
         assert equal(gold, answer), (gold, answer)
+
+
+def test_a_root_without_brackets_is_no_code() -> None:
+    assert parse_form("sqrt2") is None and parse_form("H1N1") is not None
 
 
 def test_a_factorization_has_no_order_where_the_question_asks_for_one() -> None:

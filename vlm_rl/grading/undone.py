@@ -225,11 +225,11 @@ def repeats_question(question: str, gold: str, answer: str) -> bool:
     if outer_brackets(answer) is not None and "," in answer:
         return False  # a point or an interval
     golds, answers = ({_key(side) for side in split_top_level(text, EQUALS)} for text in (gold, answer))
-    if golds & answers:
-        return False
     sides = [side for side in split_top_level(answer, EQUALS) if side]
     bare = sides[-1] if len(sides) == 2 and value_label(sides) else answer
-    if _signs(bare) in {_signs(clean(part)) for part in _formulas(question)} - {_signs(gold)}:
+    if golds & answers or _signs(bare) == _signs(gold):
+        return False
+    if _signs(bare) in {_signs(clean(part)) for part in _formulas(question)}:
         return True
     squeezed, wanted = re.sub(r"\s+", " ", clean(question)), re.sub(r"\s+", "", answer)
     pattern = " ?".join(map(re.escape, wanted))

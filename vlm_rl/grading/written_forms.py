@@ -31,7 +31,7 @@ _CROSS = re.compile(r"(?<=[0-9]) ?[xX] ?(?=[.0-9])|(?<=[A-Za-z]) [xX] (?=[.0-9])
 # A letter in front of a digit is no factor: 2x is a product, x2 a name.
 _CODE = re.compile(
     r"[vV]?\.? ?[0-9]+(?:\.[0-9]+){2,}(?:[:/][0-9]+)?|[vV]\.? ?[0-9]+(?:\.[0-9]+)+|0[xX][0-9A-Fa-f]+"
-    r"|(?=[A-Za-z]*[0-9])[A-Za-z][A-Za-z0-9]*|(?=.*[A-Z])(?=.*[A-Za-z][0-9])[A-Za-z][A-Za-z0-9]*(?:[-.][A-Za-z0-9]+)+"
+    r"|(?!sqrt|cbrt)(?=[A-Za-z]*[0-9])[A-Za-z][A-Za-z0-9]*|(?=.*[A-Z])(?=.*[A-Za-z][0-9])[A-Za-z][A-Za-z0-9]*(?:[-.][A-Za-z0-9]+)+"
     r"|[a-h][1-8]-[a-h][1-8]"
 )
 _YEAR = re.compile("1[0-9]{3}|20[0-9]{2}")
