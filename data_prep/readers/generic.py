@@ -36,7 +36,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +55,7 @@ from vlm_rl.data_prep.readers.program_tests import tests_in
 from vlm_rl.data_prep.readers.row_golds import gold_of, golds_in
 from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
-from vlm_rl.data_prep.readers.written_values import is_missing, is_written, parse_written
+from vlm_rl.data_prep.readers.written_values import is_missing, unwritten
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -224,14 +223,6 @@ def _limit_columns(columns: Columns) -> list[tuple[str, str]]:
     return [("seconds", columns.time_limit), ("memory", columns.memory_limit)]
 
 
-def _unwritten(value: Any) -> Any:
-    """Return the list or object that a text prints, and any other value as it is."""
-    if isinstance(value, str) and is_written(value):
-        with suppress(ValueError):
-            return parse_written(value)
-    return value
-
-
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
     question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
@@ -241,7 +232,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.hint and not is_missing(hint := cell(row, columns.hint)):
         question = f"Hint: {hint}\n{question}"
     if columns.box:
-        raw_boxes = read_raw_boxes(_unwritten(cell(row, columns.box)), mapping.box_format)
+        raw_boxes = read_raw_boxes(unwritten(cell(row, columns.box)), mapping.box_format)
         meta |= {"raw_boxes": raw_boxes, "box_unit": mapping.box_unit}
     if columns.response:
         meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)

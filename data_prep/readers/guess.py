@@ -39,7 +39,7 @@ from vlm_rl.data_prep.readers.sample import (
     read_sample,
     several,
 )
-from vlm_rl.data_prep.readers.written_values import plain_text
+from vlm_rl.data_prep.readers.written_values import plain_text, unwritten
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -116,6 +116,7 @@ def guess(
                 raise UserError(message(where, sample, f"--{ours} {name}: no row has such a column"))
     question = [*given.get("question", ())] or [_decide("question", QUESTIONS, _is_question, sample, where)]
     answer = [*given.get("answer", ())] or [_decide_answer(sample, where)]
+    _check_no_boxes(answer[0], sample, where)
     images = [*given.get("images", ())] or _images(sample, data.tables[0].parent, where)
     choices = [*given.get("choices", ())] or ([] if has_no_choices else guess_choices(sample, where))
     category = best(CATEGORIES, lambda values: all(isinstance(value, str) for value in values), sample)
@@ -158,6 +159,26 @@ def _decide_answer(sample: Sample, where: str) -> str:
     """Return the column of the answers: a column of lists only where no other fits."""
     fits = _is_answer if best(ANSWERS, _is_answer, sample) else _is_answer_or_list
     return _decide("answer", ANSWERS, fits, sample, where)
+
+
+def _check_no_boxes(column: str, sample: Sample, where: str) -> None:
+    """Raise UserError where the answers are boxes: nothing in them tells corners from sizes."""
+    values = [unwritten(value) for value in sample.columns.get(column, ())]
+    if "box" in column.lower() and values and all(map(_is_box, values)):
+        raise UserError(
+            f"{where}: the answers in {column} are boxes, and whether they are corners or sizes, in pixels or in "
+            f"fractions, only you know: write a mapping with columns: {{question: ..., images: ..., box: {column}}}, "
+            "box_format and box_unit (docs/data.md, a mapping by hand)"
+        )
+
+
+def _is_box(value: Any) -> bool:
+    """Tell whether a value is four numbers, or a list of such boxes."""
+    if not isinstance(value, list) or not value:
+        return False
+    if all(isinstance(item, list) for item in value):
+        return all(map(_is_box, value))
+    return len(value) == 4 and all(type(item) in (int, float) for item in value)
 
 
 def _is_question(values: list[Any]) -> bool:

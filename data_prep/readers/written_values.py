@@ -13,6 +13,7 @@ import json
 import math
 import re
 import tokenize
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -44,6 +45,14 @@ def parse_written(text: str) -> Any:
     value = list(value) if isinstance(value, tuple) else value
     if not isinstance(value, list | dict) or (isinstance(value, list) and ... in value):
         raise ValueError("its items were left out when it was printed, or it is no list")
+    return value
+
+
+def unwritten(value: Any) -> Any:
+    """Return the list or object that a text prints, and any other value as it is."""
+    if isinstance(value, str) and is_written(value):
+        with suppress(ValueError):
+            return parse_written(value)
     return value
 
 

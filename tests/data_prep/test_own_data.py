@@ -489,3 +489,14 @@ def test_programs_come_with_their_tests(tmp_path: Path, said: Callable[..., tupl
     mapping.write_text(yaml.safe_dump({**tree, "columns": {**tree["columns"], "answer": "prompt"}}))
     code, text = said(mapping, "--out", tmp_path / "other")
     assert code == 2 and "leave out answer, box and choices" in text
+
+
+@pytest.mark.parametrize("box", [[10, 20, 60, 40], "[10, 20, 60, 40]", [[1, 2, 3, 4], [5, 6, 7, 8]]])
+def test_boxes_as_answers_ask_for_a_mapping(
+    tmp_path: Path, said: Callable[..., tuple[int, str]], box: list[Any] | str
+) -> None:
+    """Corners or sizes, pixels or fractions: as texts they would be prepared, and never be right."""
+    (tmp_path / "0.png").write_bytes(IMAGES[0])
+    json_lines(tmp_path, *({"question": f"Where is {n}?", "image": "0.png", "gt_bbox": box} for n in range(3)))
+    code, text = said(tmp_path, "--answer", "gt_bbox", "--out", tmp_path / "set")
+    assert code == 2 and "the answers in gt_bbox are boxes" in text and "box: gt_bbox}, box_format" in text
