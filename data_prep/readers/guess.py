@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data_prep.gold_boxes import read_raw_boxes
 from vlm_rl.data_prep.readers.cells import (
     ASSISTANT,
     USER,
@@ -126,7 +127,7 @@ def guess(
         answer=answer[0],
         images=images if len(images) > 1 else "".join(images),
         choices=choices if len(choices) > 1 else "".join(choices),
-        hint="hint" if choices and all(isinstance(text, str) for text in sample.columns.get("hint", [0])) else "",
+        hint="hint" if all(isinstance(text, str) for text in sample.columns.get("hint", [0])) else "",
         category=category[0] if category else "",
         difficulty=difficulty[0] if difficulty else "",
         response=[*given.get("response", ()), ""][0],
@@ -173,12 +174,11 @@ def _check_no_boxes(column: str, sample: Sample, where: str) -> None:
 
 
 def _is_box(value: Any) -> bool:
-    """Tell whether a value is four numbers, or a list of such boxes."""
-    if not isinstance(value, list) or not value:
+    """Tell whether a value is a box, or a list of boxes, in whatever format."""
+    try:
+        return bool(read_raw_boxes(value, "xywh"))
+    except RowError:
         return False
-    if all(isinstance(item, list) for item in value):
-        return all(map(_is_box, value))
-    return len(value) == 4 and all(type(item) in (int, float) for item in value)
 
 
 def _is_question(values: list[Any]) -> bool:

@@ -34,6 +34,7 @@ _FORMS = (
 )
 _SECONDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|sec|seconds?)?\.?\s*", re.IGNORECASE)
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(bytes|kb|kib|mb|mib|megabytes?|gb|gib)?\.?\s*", re.IGNORECASE)
+_NAMED_ARGUMENT = re.compile(r"\s*[A-Za-z_]\w*\s*=[^=]")  # nums = [1, 2], k = 3: LeetCode's
 _MIB = {"bytes": 2**-20, "k": 2**-10, "m": 1.0, "g": 2**10}
 _LARGEST_IN_MIB = 1 << 16  # a number above it has bytes for a unit
 
@@ -81,6 +82,8 @@ def _tests(tree: Any) -> dict[str, Any]:
             raise ValueError("tests of the type functional name no function; give inputs, outputs and fn_name")
         tree = {"inputs": [test["input"] for test in tree], "outputs": [test["output"] for test in tree]}
     inputs, outputs = list(tree["inputs"]), list(tree["outputs"])
+    if not name and inputs and all(isinstance(text, str) and _NAMED_ARGUMENT.match(text) for text in inputs):
+        raise ValueError(f"{inputs[0][:40]!r} are arguments of a function: give them as lists, with fn_name")
     are_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     rule = ("equal_or_item" if are_wrapped else "equal") if name else "lines"
     return {"inputs": inputs, "outputs": outputs, "function": name, "rule": rule}

@@ -284,6 +284,12 @@ def test_a_hint_stands_above_the_question(tmp_path: Path) -> None:
     assert [row["question"] for row in rows] == [f"Hint: It is late.\nWhen?\n{tail}", f"Who?\n{tail}"]
 
 
+def test_a_hint_of_a_question_without_options_is_kept_too(tmp_path: Path) -> None:
+    table = "index\tquestion\thint\tanswer\n0\tWhen?\tGive the hour.\t3\n1\tWho?\t\t4\n"
+    rows = prepared(folder_with(tmp_path, {"a.tsv": table}))
+    assert [row["question"] for row in rows] == ["Hint: Give the hour.\nWhen?", "Who?"]
+
+
 def test_gt_is_an_answer(tmp_path: Path) -> None:
     rows = prepared(folder_with(tmp_path, {"a.jsonl": json.dumps({"question": "How many?", "gt": "12"})}))
     assert [row["answer"] for row in rows] == ["12"]

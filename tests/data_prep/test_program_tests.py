@@ -53,6 +53,8 @@ def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
         (["assert f(1) == g(1)"], "'g.1.' is no plain value"),
         (["assert f(x=1) == 1"], "no call of a function with plain arguments"),
         (["assert f(1) == 1", "assert g(1) == 1"], "asserts call 2 functions: f, g"),
+        ({"inputs": ["nums = [1, 2], k = 3"], "outputs": ["3"]}, "are arguments of a function"),
+        ([{"input": "s = 'a'", "output": "'a'"}], "are arguments of a function"),
         (["assert f(1) < 2"], "does not compare a call with a value"),
         (["x = open('/etc/passwd')", "assert f(1) == 2"], "is no assert"),
         (["assert f(1) =="], "invalid syntax"),

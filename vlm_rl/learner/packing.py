@@ -205,7 +205,7 @@ def with_sampler_log_probs(mini_batches: Sequence[list[PackedRow]]) -> list[list
                     row.loss,
                     old_logp_K=row.loss.sampler_logp_K,
                     old_is_sampler=True,
-                    fresh_K=torch.full(row.target_K.shape, number == 0),
+                    fresh_K=torch.full_like(row.target_K, number == 0, dtype=torch.bool),
                 ),
             )
             for row in rows
