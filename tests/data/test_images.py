@@ -12,7 +12,7 @@ import torchvision
 from PIL import Image
 
 from tests.conftest import shared_data
-from tests.helpers.images import encoded, noise, sixteen_bit_grey, smooth_noise
+from tests.helpers.images import black_png, encoded, noise, sixteen_bit_grey, smooth_noise
 from vlm_rl.data.images import TEST_LIMITS, ImageLimits, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.errors import UserError
 
@@ -122,8 +122,8 @@ def test_a_png_with_another_bit_in_its_palette_is_refused():
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a PNG, JPEG or WEBP"),
         (encoded(Image.new("RGB", (1, 1))), "each side"),
         (encoded(Image.new("RGB", (28, 5600))), "aspect"),
-        (encoded(Image.new("1", (9000, 9000))), "limit is 40000000"),
-        (encoded(Image.new("1", (20000, 20000))), "pixels"),
+        (black_png(9000), "limit is 40000000"),
+        (black_png(20_000), "pixels"),
     ],
     ids=["empty", "text", "gif", "bmp", "svg", "1x1", "strip", "9000", "20000"],
 )

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.helpers.images import encoded, sixteen_bit_grey, smooth_noise
+from tests.helpers.images import black_png, encoded, sixteen_bit_grey, smooth_noise
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl.data.images import decode_image, encode_png
 from vlm_rl.data_prep.options import Options
@@ -54,8 +54,8 @@ def bad_pictures() -> dict[str, bytes]:
         ),
         "one.png": encode_png(Image.new("RGB", (1, 1))),
         "strip.png": encode_png(Image.new("RGB", (1, 5000))),
-        "9000.png": encoded(Image.new("1", (9000, 9000)), "PNG"),
-        "20000.png": encoded(Image.new("1", (20_000, 20_000)), "PNG"),
+        "9000.png": black_png(9000),
+        "20000.png": black_png(20_000),
         "comment.png": encoded(smooth_noise(84, 84), "PNG", pnginfo=bomb),
     }
 

@@ -27,6 +27,7 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.chat_server import WORDS, ChatServer, chat_server
 from tests.helpers.example_run import build_run, square_image
+from tests.helpers.images import black_png
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.demo.live.ask_queue import AskQueue, AskState, Broadcast, Limits
@@ -536,21 +537,14 @@ def encoded(size: tuple[int, int], kind: str = "PNG", **options: object) -> byte
     return file.getvalue()
 
 
-def bomb() -> bytes:
-    """20000 x 20000 pixels in some kilobytes."""
-    file = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "empty"),
         (b"GIF89a" + bytes(20), "not a PNG, JPEG or WEBP"),
         (b"<svg onload=alert(1)>", "not a PNG, JPEG or WEBP"),
-        (bomb(), "far more pixels"),
-        (encoded((9000, 9000)), "9000x9000"),
+        (black_png(20_000), "far more pixels"),
+        (black_png(9000), "9000x9000"),
         (encoded((56, 56))[:60], "truncated"),
         (encoded((64, 64), "JPEG")[:300], "cannot be decoded"),
         (encoded((10, 10)), "each side must have 28 pixels"),

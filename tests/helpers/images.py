@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -38,11 +39,22 @@ def plain_png(width: int = 60, height: int = 60, colour: str = "red") -> bytes:
 
 
 def sixteen_bit_grey(value: int, side: int = 32) -> bytes:
-    """Return a square 16-bit grey PNG, which Pillow cannot write: a zlib stream of filter bytes and samples."""
+    """Return a square 16-bit grey PNG, which Pillow cannot write."""
+    return _grey_png(side, side, 16, struct.pack(">H", value) * side)
+
+
+@cache
+def black_png(side: int) -> bytes:
+    """Return a square black PNG of one bit a pixel: many pixels in few bytes, made in a fraction of Pillow's time."""
+    return _grey_png(side, side, 1, bytes((side + 7) // 8))
+
+
+def _grey_png(width: int, height: int, bits: int, row: bytes) -> bytes:
+    """Return a PNG of equal rows: a zlib stream of filter bytes and samples."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
-    rows = (b"\0" + struct.pack(">H", value) * side) * side
-    header = struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + row) * height, level=1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
