@@ -21,6 +21,7 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.packing import PackedRow, with_sampler_log_probs
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import policy_loss
+from vlm_rl.session.mini_batches import MiniBatches
 from vlm_rl.session.recorder import Timings
 from vlm_rl.train import GapError, optimize
 
@@ -88,7 +89,7 @@ def batches(session: Any, folder: Path) -> list[list[PackedRow]]:
 
 def trained(session: Any, mini_batches: Sequence[list[PackedRow]]) -> list[Tensor]:
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
-    optimize(session, lambda _: mini_batches, Timings(lambda _: None))
+    optimize(session, MiniBatches(session, lambda _: mini_batches), Timings(lambda _: None))
     after = [p.detach() for p in session.learner.policy.parameters()]
     assert not all(map(torch.equal, before, after))
     return after
@@ -139,7 +140,7 @@ def test_the_gap_is_that_of_the_first_mini_batch_before_its_step(family_model: F
     session = session_of(folder, old_logprobs="sampler", max_gap=0.1 * NOISE)
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
     with pytest.raises(GapError, match="This update was not made"):
-        optimize(session, lambda _: rows, Timings(lambda _: None))
+        optimize(session, MiniBatches(session, lambda _: rows), Timings(lambda _: None))
     assert all(map(torch.equal, before, session.learner.policy.parameters()))
 
 

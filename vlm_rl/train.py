@@ -9,20 +9,17 @@ train on any group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.data.prompts import rope_positions
-from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.learner import LossFunction, UpdateResult
-from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
-from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
 from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.session.mini_batches import MiniBatches, pack
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
 from vlm_rl.session.run import Run
@@ -40,8 +37,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
         StoppedError: after SIGTERM, where no rollout server is left, or where too many responses could not be judged,
-            once the state is saved; exits with
-            errors.EXIT_STOPPED.
+            once the state is saved; exits with errors.EXIT_STOPPED.
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
@@ -67,11 +63,11 @@ def train_step(session: Session) -> None:
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
     weights = [weigh(session, part) for part in parts]
-    rows_of = lru_cache(1)(partial(pack, session, batch, parts, weights))
-    rows_of(session.rows.tokens)  # while the engine has the card
+    mini_batches = MiniBatches(session, partial(pack, session, batch, parts, weights))
+    mini_batches.packed(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
     with beside_update, session.speed.update():
-        results = optimize(session, rows_of, timings)
+        results = optimize(session, mini_batches, timings)
     with timings.phase("sync"):
         session.sync_weights()
     session.belief = batch.belief
@@ -110,103 +106,20 @@ def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
     )
 
 
-def pack(
-    session: Session,
-    batch: RolloutBatch,
-    parts: Sequence[Sequence[Group]],
-    weights: Sequence[np.ndarray],
-    tokens: int,
-) -> list[list[PackedRow]]:
-    """Return this rank's rows of each mini-batch.
-
-    Args:
-        session: the run.
-        batch: the rollout batch, with the prompts of this rank.
-        parts: the mini-batches, on all ranks.
-        weights: for each of them, the weight [P, G] of every token of each response.
-        tokens: the most of a row.
-    """
-    return [
-        pack_mini_batch(session, batch, part, weights_PG, tokens)
-        for part, weights_PG in zip(parts, weights, strict=True)
-    ]
-
-
-def pack_mini_batch(
-    session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray, tokens: int
-) -> list[PackedRow]:
-    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
-    plan = plan_rows(
-        [batch.prompt_lengths[group.problem.id] for group in groups],
-        [group.lengths_G.tolist() for group in groups],
-        budget=tokens,
-        num_ranks=world_size(),
-        pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
-        padded=session.policy.is_padded,
-    )[rank()]
-    row_of = partial(
-        pack_row,
-        groups=groups,
-        prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
-        weights_PG=weights_PG,
-        positions=partial(rope_positions, session.policy.model),
-        mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
-        version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
-    )
-    return [row_of(chunks) for chunks in plan]
-
-
-def optimize(
-    session: Session, rows_of: Callable[[int], Sequence[list[PackedRow]]], timings: Timings
-) -> list[UpdateResult]:
-    """Take one optimizer step per mini-batch, those that are left in shorter rows where memory ends.
-
-    Args:
-        session: the run.
-        rows_of: returns this rank's rows of each mini-batch, for the most tokens of a row.
-        timings: the seconds of each phase.
-    """
+def optimize(session: Session, mini_batches: MiniBatches, timings: Timings) -> list[UpdateResult]:
+    """Take one optimizer step per mini-batch, those that are left in shorter rows where memory ends."""
     results: list[UpdateResult] = []
-    before_first: Sequence[list[PackedRow]] = []  # with what does not depend on these steps
 
     def attempt(tokens: int) -> list[UpdateResult]:
-        nonlocal before_first
-        mini_batches = rows_of(tokens)
-        if session.policy.has_frozen_vision:
-            with timings.phase("image_features"):
-                mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
-        if session.config.train.old_logprobs == "sampler":
-            mini_batches = with_sampler_log_probs(mini_batches)
-        if before_first:
-            mini_batches = [with_log_probs_of(*each) for each in zip(mini_batches, before_first, strict=True)]
-        else:
-            mini_batches = log_probs_before(session, mini_batches, timings)
-        before_first = mini_batches
+        prepared = mini_batches.prepared(tokens, timings)
         with timings.phase("update"):
-            for rows in mini_batches[len(results) :]:
+            for rows in prepared[len(results) :]:
                 results.append(
                     session.learner.update(rows, loss_of(session), before_step=partial(check_gap, session))
                 )
         return results
 
     return session.rows.run(attempt)
-
-
-def log_probs_before(
-    session: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings
-) -> Sequence[list[PackedRow]]:
-    """Return the mini-batches with the log-probs at the weights before the first step, and the reference's."""
-    # The first one's old log-probs are those of its own forward pass.
-    if len(mini_batches) > 1 and session.config.train.old_logprobs == "learner":
-        with timings.phase("old_logprobs"):
-            later = [session.learner.with_old_log_probs(rows) for rows in mini_batches[1:]]
-            mini_batches = [mini_batches[0], *later]
-    if session.reference is not None:
-        with timings.phase("reference_logprobs"):
-            mini_batches = [
-                session.learner.with_reference_log_probs(rows, session.reference) for rows in mini_batches
-            ]
-    return mini_batches
 
 
 def loss_of(session: Session) -> LossFunction:

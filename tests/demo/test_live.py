@@ -718,7 +718,10 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
 
 @pytest.mark.slow
 def test_hostile_uploads_are_refused_in_words_and_a_good_one_is_shown(page, tmp_path):
-    bad = {"bomb.png": bomb(), "shot.png": encoded((9000, 9000)), "page.png": b"<html>", "big.png": bytes(9 * 2**20)}
+    bad = {
+        "bomb.png": black_png(20_000), "shot.png": black_png(9000),
+        "page.png": b"<html>", "big.png": bytes(9 * 2**20),
+    }  # fmt: skip
     with open_page(page.url) as visit:
         tab = visit.page
         tab.wait_for_selector("#live-ask")

@@ -7,12 +7,13 @@ start_from: a new run that begins with another's weights and optimizer.
 preflight: the first checks of a command, before anything heavy is imported.
 watch: whether other ranks have failed, and whether none makes progress.
 recomputation: what model.gradient_checkpointing=auto keeps, by the plan and the card.
+mini_batches: the packed rows of a step, with the log-probs that precede its first update.
 recorder: what a run writes down, and the seconds of its phases.
 speed: tokens a second, MFU and memory of each step.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 
-__all__ = ["periodic_evaluation", "preflight", "recorder", "run", "session", "sft"]
+__all__ = ["mini_batches", "periodic_evaluation", "preflight", "recorder", "run", "session", "sft"]
 _USES = [
     "data",
     "evaluation",

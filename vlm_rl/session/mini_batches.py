@@ -1,0 +1,107 @@
+"""The packed rows of a step's mini-batches, with the log-probs that precede its first optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.distributed import rank, world_size
+from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
+from vlm_rl.learner.row_plan import plan_rows
+from vlm_rl.rollouts.collect import RolloutBatch
+from vlm_rl.session.recorder import Timings
+from vlm_rl.session.session import Session
+from vlm_rl.types import Group
+
+
+class MiniBatches:
+    """This rank's rows of the mini-batches of one step."""
+
+    def __init__(self, session: Session, pack: Callable[[int], Sequence[list[PackedRow]]]) -> None:
+        """Remember how to pack.
+
+        Args:
+            session: the run.
+            pack: returns the rows of each mini-batch, of at most so many tokens each.
+        """
+        self._session, self.packed = session, lru_cache(1)(pack)
+        self._before_first_step: Sequence[list[PackedRow]] = []
+
+    def prepared(self, tokens: int, timings: Timings) -> Sequence[list[PackedRow]]:
+        """Return the rows with image features where the vision tower is frozen, and with old log-probs.
+
+        A second call, with other tokens a row, keeps the log-probs of the first: weights may have moved since.
+        """
+        session, mini_batches = self._session, self.packed(tokens)
+        if session.policy.has_frozen_vision:
+            with timings.phase("image_features"):
+                mini_batches = [session.learner.with_image_features(rows) for rows in mini_batches]
+        if session.config.train.old_logprobs == "sampler":
+            mini_batches = with_sampler_log_probs(mini_batches)
+        if self._before_first_step:
+            pairs = zip(mini_batches, self._before_first_step, strict=True)
+            mini_batches = [with_log_probs_of(*pair) for pair in pairs]
+        else:
+            mini_batches = self._with_log_probs(mini_batches, timings)
+        self._before_first_step = mini_batches
+        return mini_batches
+
+    def _with_log_probs(self, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> Sequence[list[PackedRow]]:
+        """Return the rows with the log-probs at the weights before the first step, and with the reference's."""
+        learner, reference = self._session.learner, self._session.reference
+        # The first one's old log-probs are those of its own forward pass.
+        if len(mini_batches) > 1 and self._session.config.train.old_logprobs == "learner":
+            with timings.phase("old_logprobs"):
+                later = [learner.with_old_log_probs(rows) for rows in mini_batches[1:]]
+                mini_batches = [mini_batches[0], *later]
+        if reference is not None:
+            with timings.phase("reference_logprobs"):
+                mini_batches = [learner.with_reference_log_probs(rows, reference) for rows in mini_batches]
+        return mini_batches
+
+
+def pack(
+    session: Session,
+    batch: RolloutBatch,
+    parts: Sequence[Sequence[Group]],
+    weights: Sequence[np.ndarray],
+    tokens: int,
+) -> list[list[PackedRow]]:
+    """Return this rank's rows of each mini-batch. Prompts are built for these alone: pixels are most of the work.
+
+    Args:
+        session: the run.
+        batch: the rollout batch, with the prompts of this rank.
+        parts: the mini-batches, on all ranks.
+        weights: for each of them, the weight [P, G] of every token of each response.
+        tokens: the most of a row.
+    """
+    return [
+        _pack_one(session, batch, part, weights_PG, tokens) for part, weights_PG in zip(parts, weights, strict=True)
+    ]
+
+
+def _pack_one(
+    session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray, tokens: int
+) -> list[PackedRow]:
+    plan = plan_rows(
+        [batch.prompt_lengths[group.problem.id] for group in groups],
+        [group.lengths_G.tolist() for group in groups],
+        budget=tokens,
+        num_ranks=world_size(),
+        pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
+        padded=session.policy.is_padded,
+    )[rank()]
+    row_of = partial(
+        pack_row,
+        groups=groups,
+        prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
+        weights_PG=weights_PG,
+        positions=partial(rope_positions, session.policy.model),
+        mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
+        version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
+    )
+    return [row_of(chunks) for chunks in plan]
