@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A busy machine is not a failure, and a change is judged by the same examples as the last; `make soak` draws new.
 settings.register_profile(
     "tests",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="FUZZ_EXAMPLES" not in os.environ,

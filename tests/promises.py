@@ -21,46 +21,50 @@ HEADING = "## Which test shows it\n"
 PROMISES: dict[str, dict[str, list[str]]] = {
     "Stopping and resuming": {
         "SIGTERM saves, exits with 75, and the run resumes": [
-            "test_resume.py::test_sigterm_saves_and_resumes",
-            "test_resume.py::test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is",
+            "whole_runs/test_resume.py::test_sigterm_saves_and_resumes",
+            "whole_runs/test_resume.py::test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is",
         ],
-        "a notice to one rank is enough for all": ["test_train.py::test_two_ranks_train_and_resume_as_one_run"],
+        "a notice to one rank is enough for all": [
+            "whole_runs/test_train.py::test_two_ranks_train_and_resume_as_one_run"
+        ],
         "torchrun passes SIGTERM on and waits as long as it was told": [
             "test_distributed.py::test_torchrun_passes_sigterm_on_and_waits_as_long_as_it_was_told"
         ],
         "an evaluation that SIGTERM ended continues from its journal": ["attack: SIGTERM in `vlm-rl eval`"],
-        "Ctrl-C says how to continue": ["test_resume.py::test_ctrl_c_says_how_to_go_on"],
+        "Ctrl-C says how to continue": ["whole_runs/test_resume.py::test_ctrl_c_says_how_to_go_on"],
         "after a kill at any moment the resumed run equals the uninterrupted one": [
-            "test_resume.py::test_killed_again_and_again",
-            "test_resume.py::test_killed_at_a_rotating_sample_of_all_points_and_resumed",
+            "whole_runs/test_resume.py::test_killed_again_and_again",
+            "whole_runs/test_resume.py::test_killed_at_a_rotating_sample_of_all_points_and_resumed",
             "python -m tests.crash_walk",
         ],
         "an error of one rank loses no checkpoint": [
-            "test_async_save.py::test_another_error_of_a_single_rank_waits_for_it_too"
+            "whole_runs/test_async_save.py::test_another_error_of_a_single_rank_waits_for_it_too"
         ],
         "a mistake of the user is one message, and nothing is written": [
-            "test_cli.py::test_what_training_refuses_at_once",
-            "test_train.py::test_a_bad_row_is_refused_before_anything_is_written",
-            "test_preflight.py::test_a_mistake_is_answered_before_a_heavy_import",
+            "commands/test_cli.py::test_what_training_refuses_at_once",
+            "whole_runs/test_train.py::test_a_bad_row_is_refused_before_anything_is_written",
+            "session/test_preflight.py::test_a_mistake_is_answered_before_a_heavy_import",
         ],
         "a training set that was prepared again stops a resume": [
-            "test_resume.py::test_a_set_that_was_prepared_again_stops_a_resume"
+            "whole_runs/test_resume.py::test_a_set_that_was_prepared_again_stops_a_resume"
         ],
         "nodes that were given different configurations do not start": [
-            "test_train.py::test_ranks_with_different_configurations_do_not_start",
+            "whole_runs/test_train.py::test_ranks_with_different_configurations_do_not_start",
             "evaluation/test_eval_kill.py::test_ranks_that_are_asked_for_different_things_do_not_start",
         ],
         "a run that no rollout server works for saves and exits with 75": [
-            "test_train.py::test_a_run_that_no_server_serves_saves_and_stops",
-            "test_train.py::test_a_run_whose_servers_go_in_an_evaluation_saves_and_stops",
-            "test_train.py::test_servers_that_one_of_two_ranks_loses_in_an_evaluation_stop_both",
+            "whole_runs/test_train.py::test_a_run_that_no_server_serves_saves_and_stops",
+            "whole_runs/test_train.py::test_a_run_whose_servers_go_in_an_evaluation_saves_and_stops",
+            "whole_runs/test_train.py::test_servers_that_one_of_two_ranks_loses_in_an_evaluation_stop_both",
         ],
         "a full disk or a lost folder is a message with the file": [
             "run/test_directory.py::test_a_full_or_a_read_only_disk_is_a_message_with_the_file",
             "attack: a disk that is full at the metrics",
             "attack: a run folder that vanishes in an update",
         ],
-        "a fault of the program keeps its traceback": ["test_cli.py::test_our_own_faults_keep_their_traceback"],
+        "a fault of the program keeps its traceback": [
+            "commands/test_cli.py::test_our_own_faults_keep_their_traceback"
+        ],
         "the order of prompts continues where it stopped": [
             "rollouts/test_prompt_order.py::test_a_resumed_order_continues_where_it_stopped"
         ],
@@ -84,25 +88,25 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         ],
         "another number of ranks has the same weights and moments, and loses no prompt": [
             "learner/test_sharding.py::test_two_ranks_then_one_then_two_have_the_same_weights_and_moments",
-            "test_train.py::test_two_ranks_train_and_resume_as_one_run",
+            "whole_runs/test_train.py::test_two_ranks_train_and_resume_as_one_run",
         ],
         "a resume in less memory is the same run, and one with another sampler continues": [
-            "test_late_memory.py::test_a_killed_run_resumes_in_less_memory_and_with_another_sampler"
+            "session/test_late_memory.py::test_a_killed_run_resumes_in_less_memory_and_with_another_sampler"
         ],
         "an update in which memory ends is made again in shorter rows, or the run ends in the command that resumes": [
-            "test_late_memory.py::test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows",
-            "test_late_memory.py::test_gradients_of_an_update_that_failed_are_forgotten",
-            "test_late_memory.py::test_memory_that_ends_twice_ends_in_the_command",
+            "session/test_late_memory.py::test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows",
+            "session/test_late_memory.py::test_gradients_of_an_update_that_failed_are_forgotten",
+            "session/test_late_memory.py::test_memory_that_ends_twice_ends_in_the_command",
         ],
         "a new run starts from another's weights and optimizer, and is refused where they do not fit": [
-            "test_late_memory.py::test_a_new_run_starts_from_another_s_weights_and_optimizer"
+            "session/test_late_memory.py::test_a_new_run_starts_from_another_s_weights_and_optimizer"
         ],
         "masters and moments go from any ZeRO stage to any other bit for bit": [
             "learner/test_sharding.py::test_every_stage_reads_the_masters_and_moments_of_every_other"
         ],
         "a resume may change the listed keys and no other": [
             "test_reliability_page.py::test_a_resume_may_change_what_the_page_lists_and_nothing_else",
-            "test_train.py::test_a_resume_with_a_different_key_is_refused",
+            "whole_runs/test_train.py::test_a_resume_with_a_different_key_is_refused",
             "run/test_configurations.py::test_what_a_resume_changes_is_the_run_s_from_then_on",
         ],
         "a clock that goes back changes nothing": ["attack: a clock that goes back by an hour in a step"],
@@ -110,7 +114,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
     },
     "One writer": {
         "a second process is refused by host, process id and time": [
-            "test_resume.py::test_a_run_that_another_process_writes_is_refused_by_name",
+            "whole_runs/test_resume.py::test_a_run_that_another_process_writes_is_refused_by_name",
             "run/test_lock.py::test_a_second_process_is_refused_by_name_until_the_first_ends",
             "run/test_lock.py::test_two_locks_of_one_process_exclude_each_other",
             "attack: an evaluation into a folder that another process writes into",
@@ -119,11 +123,11 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         "a lease works across machines, whatever their clocks say": [
             "run/test_lock.py::test_a_lease_that_another_machine_renews_is_refused_whatever_its_clock_says",
             "run/test_lock.py::test_an_old_lease_of_another_machine_is_taken_whatever_its_clock_says",
-            "test_two_machines.py",
+            "whole_runs/test_two_machines.py",
         ],
         "a trainer that lost its lease stops at the end of its step": [
             "run/test_lock.py::test_a_lease_is_renewed_and_one_that_was_taken_over_stops_its_holder",
-            "test_train.py::test_a_trainer_that_lost_its_lease_stops_at_the_end_of_its_step",
+            "whole_runs/test_train.py::test_a_trainer_that_lost_its_lease_stops_at_the_end_of_its_step",
         ],
     },
     "Checkpoints": {
@@ -143,13 +147,13 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         ],
         "pruning keeps the last, the multiples and the best, and counts no damaged one": [
             "run/test_checkpoint.py::test_prune_keeps_the_last_the_best_and_every_mth",
-            "test_resume.py::test_the_best_of_the_saved_steps_is_kept",
+            "whole_runs/test_resume.py::test_the_best_of_the_saved_steps_is_kept",
             "run/test_checkpoint.py::test_a_damaged_checkpoint_takes_no_place_of_a_good_one",
             "run/test_checkpoint.py::test_weights_that_a_resume_found_not_finite_do_not_count",
             "run/test_checkpoint.py::test_a_damaged_milestone_stays_and_is_named_once",
         ],
         "a disk without room is refused before the first step and before each save": [
-            "test_train.py::test_a_disk_without_room_is_refused_before_anything_is_written",
+            "whole_runs/test_train.py::test_a_disk_without_room_is_refused_before_anything_is_written",
             "learner/test_checkpoint_size.py::test_what_is_there_already_needs_no_more_room",
             "learner/test_checkpoint_size.py::test_milestones_that_may_be_moved_away_are_a_warning",
             "run/test_checkpoint.py::test_a_save_that_will_not_fit_is_refused_before_it_writes",
@@ -161,21 +165,21 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         "a save shows its progress": ["learner/test_save_progress.py"],
         "an asynchronous save holds the state of its own step": [
             "learner/test_saving.py::test_later_steps_do_not_leak_into_it",
-            "test_async_save.py::test_it_equals_the_run_that_waits",
+            "whole_runs/test_async_save.py::test_it_equals_the_run_that_waits",
         ],
         "SIGTERM and a failed write end an asynchronous save as one that waits": [
-            "test_async_save.py::test_sigterm_waits_for_what_is_being_written",
-            "test_async_save.py::test_a_folder_that_vanishes_ends_the_run_with_a_message",
+            "whole_runs/test_async_save.py::test_sigterm_waits_for_what_is_being_written",
+            "whole_runs/test_async_save.py::test_a_folder_that_vanishes_ends_the_run_with_a_message",
         ],
         "a kill or an error in an asynchronous save leaves the checkpoint before": [
-            "test_async_save.py::test_killed_while_the_thread_writes_the_one_before_is_resumed",
-            "test_async_save.py::test_killed_in_the_thread_s_own_writes_and_resumed",
-            "test_async_save.py::test_an_error_on_one_of_two_ranks_leaves_the_one_before",
+            "whole_runs/test_async_save.py::test_killed_while_the_thread_writes_the_one_before_is_resumed",
+            "whole_runs/test_async_save.py::test_killed_in_the_thread_s_own_writes_and_resumed",
+            "whole_runs/test_async_save.py::test_an_error_on_one_of_two_ranks_leaves_the_one_before",
         ],
         "from_pretrained and vLLM open a checkpoint as it is; one of adapters holds only these": [
-            "test_train.py::test_a_checkpoint_opens_as_it_is",
-            "test_family_run.py::test_a_run_of_a_vision_model",
-            "test_lora_runs.py::test_a_checkpoint_holds_the_adapters_alone",
+            "whole_runs/test_train.py::test_a_checkpoint_opens_as_it_is",
+            "whole_runs/test_family_run.py::test_a_run_of_a_vision_model",
+            "whole_runs/test_lora_runs.py::test_a_checkpoint_holds_the_adapters_alone",
         ],
         "DeepSpeed's state loads without running code": [
             "learner/test_learner.py::test_a_saved_state_loads_without_running_code",
@@ -220,19 +224,19 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "samplers/test_samplers.py::test_a_skipped_sync_is_found",
             "samplers/test_samplers.py::test_a_dropped_tensor_is_found",
             "samplers/test_samplers.py::test_a_tensor_in_the_wrong_place_is_found",
-            "test_train.py::test_a_stale_sampler_stops_the_run",
+            "whole_runs/test_train.py::test_a_stale_sampler_stops_the_run",
         ],
         "an engine with changed buffers, old keys and values, or other log-probs": [
             "samplers/test_samplers.py::test_a_changed_buffer_is_found_by_name",
             "samplers/test_samplers.py::test_keys_and_values_of_earlier_weights_are_never_kept",
-            "test_train.py::test_a_sampler_that_computes_differently_stops_the_run",
+            "whole_runs/test_train.py::test_a_sampler_that_computes_differently_stops_the_run",
         ],
         "a rollout server with other weights": [
             "samplers/test_servers.py::test_other_weights_are_noticed",
             "samplers/test_server_proofs.py",
         ],
         "a gap between sampler and learner, before the update is made (GapError)": [
-            "test_train.py::test_a_gap_between_sampler_and_learner_stops_the_run",
+            "whole_runs/test_train.py::test_a_gap_between_sampler_and_learner_stops_the_run",
             "learner/test_learner.py::test_what_is_raised_before_the_step_leaves_the_weights_alone",
         ],
         "bad gradients are not applied, and too many in a row stop (GuardAbortError)": [
@@ -250,12 +254,12 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "rollouts/test_collect.py::test_a_prompt_that_was_lost_ends_the_step",
         ],
         "a rank that fails ends all, also those that would wait for it": [
-            "test_train.py::test_one_rank_that_raises_ends_all",
-            "test_late_memory.py::test_a_rank_out_of_memory_ends_all_with_a_message",
+            "whole_runs/test_train.py::test_one_rank_that_raises_ends_all",
+            "session/test_late_memory.py::test_a_rank_out_of_memory_ends_all_with_a_message",
         ],
         "a rank that hangs is seen, and ends the run; what is slow is left alone": [
-            "test_late_memory.py::test_a_rank_that_hangs_is_seen_and_ends_the_run",
-            "test_late_memory.py::test_a_run_that_is_slow_but_alive_is_left_alone",
+            "session/test_late_memory.py::test_a_rank_that_hangs_is_seen_and_ends_the_run",
+            "session/test_late_memory.py::test_a_run_that_is_slow_but_alive_is_left_alone",
         ],
     },
     "Input": {
@@ -274,14 +278,14 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "data_prep/test_bad_input.py::test_good_rows_are_byte_equal_with_and_without_bad_ones"
         ],
         "prompts are never cut": [
-            "test_train.py::test_prompts_above_the_limit_are_left_out_and_counted",
+            "whole_runs/test_train.py::test_prompts_above_the_limit_are_left_out_and_counted",
             "attack: problems of 100,000 characters",
         ],
         "control tokens in data stay text": ["data/test_prompts.py::test_control_tokens_in_data_stay_text"],
         "training on a benchmark is refused or stamped": [
             "data/test_sets.py::test_rows_of_a_benchmark_are_refused",
             "report/test_report.py::test_two_runs_share_a_page_and_contamination_is_stamped",
-            "test_train.py::test_evaluating_on_what_was_trained_on_is_refused",
+            "whole_runs/test_train.py::test_evaluating_on_what_was_trained_on_is_refused",
         ],
         "a model folder brings no code and no pickle": [
             "run/test_checkpoint.py::test_pickles_are_refused_by_name",
@@ -303,8 +307,8 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "doctor/test_model.py",
         ],
         "every key of a configuration is known, read, and never executed": [
-            "test_config.py",
-            "test_train.py::test_every_key_is_read",
+            "config/test_config.py",
+            "whole_runs/test_train.py::test_every_key_is_read",
         ],
         "files, links and requests give a value or one message": ["test_fuzz_readers.py"],
     },

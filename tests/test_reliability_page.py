@@ -88,7 +88,7 @@ def test_what_is_not_there_is_seen() -> None:
         with pytest.raises(LookupError):
             promises.command_of(name)
     assert promises.command_of("test_reliability_page.py::test_what_is_not_there_is_seen") == "make test"
-    assert promises.command_of("test_two_machines.py") == "make test-slow"
+    assert promises.command_of("whole_runs/test_two_machines.py") == "make test-slow"
 
 
 def test_what_no_gpu_has_run_is_called_experimental_everywhere() -> None:

@@ -181,5 +181,5 @@ def test_a_transformers_that_ignores_images_is_refused(tmp_path: Path, monkeypat
 
 
 def test_the_package_asks_for_the_transformers_that_it_accepts() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert "transformers>=" + ".".join(map(str, model_folder.OLDEST_TRANSFORMERS)) in project["dependencies"]

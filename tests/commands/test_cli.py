@@ -257,7 +257,7 @@ def test_resuming_what_is_not_there(refused, tmp_path: Path, tiny_model: Path, t
 
 def test_a_dry_run_needs_neither_data_nor_weights(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = Path(__file__).resolve().parents[1] / "configs" / "virl39k_luspo_7b.yaml"
+    recipe = Path(__file__).resolve().parents[2] / "configs" / "virl39k_luspo_7b.yaml"
     assert cli.main(["train", str(recipe), "--dry-run", "--ranks", "8"]) == 0
     shown = capsys.readouterr().out
     assert "8.29 B parameters" in shown and "ZeRO 2 on 8 ranks" in shown
@@ -409,7 +409,7 @@ def test_a_reader_that_went_away_is_no_fault() -> None:
 
 
 def test_overrides_may_stand_behind_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = str(Path(__file__).resolve().parents[1] / "configs" / "virl39k_luspo_7b.yaml")
+    recipe = str(Path(__file__).resolve().parents[2] / "configs" / "virl39k_luspo_7b.yaml")
     assert cli.main(["train", recipe, "--dry-run", "algorithm.name=lupso"]) == 2
     assert "did you mean 'luspo'?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:

@@ -21,7 +21,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.study.plan import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("papers/*/*.yaml")])
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 SUPERVISED = sorted((CONFIGS / "sft").glob("*.yaml"))

@@ -24,7 +24,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import IMAGE_MARKER
 
 pytestmark = pytest.mark.slow
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 

@@ -2,7 +2,7 @@
 
 The curves are in recorded_curves.json. After a change that is meant to alter them, record them again:
 
-    OMP_NUM_THREADS=1 python -m tests.test_recorded_curves tests/recorded_curves.json
+    OMP_NUM_THREADS=1 python -m tests.whole_runs.test_recorded_curves tests/whole_runs/recorded_curves.json
 
 Another processor sums float32 in a different order. With SSE4.2 kernels in place of AVX-512 ones
 (ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41) losses of 5e-4 to 1 move by at
