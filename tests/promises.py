@@ -181,6 +181,11 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "whole_runs/test_family_run.py::test_a_run_of_a_vision_model",
             "whole_runs/test_lora_runs.py::test_a_checkpoint_holds_the_adapters_alone",
         ],
+        "the weights that are checked are those that an engine loads": [
+            "model_files/test_model_folder.py::test_what_leads_a_loader_to_unchecked_weights_is_refused",
+            "samplers/test_samplers.py::test_weights_that_a_loader_took_from_elsewhere_are_found",
+            "samplers/test_samplers.py::test_every_family_on_vllm",
+        ],
         "DeepSpeed's state loads without running code": [
             "learner/test_learner.py::test_a_saved_state_loads_without_running_code",
             "attack: code in the optimizer's state, whose manifest matches",

@@ -92,9 +92,10 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
 
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.devices import default_device, model_dtype
-    from vlm_rl.model_files.model_folder import check_model_folder, check_weights, context_of
+    from vlm_rl.model_files.model_folder import check_model_folder, context_of
+    from vlm_rl.model_files.weights import check_weights
     from vlm_rl.run.checkpoint import verify_model
-    from vlm_rl.samplers.factory import make_sampler
+    from vlm_rl.samplers.factory import check_loaded, make_sampler
     from vlm_rl.templates import TEMPLATES
 
     disable_progress_bar()
@@ -117,6 +118,7 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
         dtype=model_dtype(device),
         vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
     )
+    check_loaded(sampler, str(checkpoint.path))
     return LoadedModel(builder, sampler)
 
 

@@ -40,7 +40,8 @@ from vlm_rl.learner.lora import (
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.adapters import BASE_MODEL, BaseModel, load_merged, merge
-from vlm_rl.model_files.model_folder import check_model_folder, check_weights, weights_sha256
+from vlm_rl.model_files.model_folder import check_model_folder
+from vlm_rl.model_files.weights import check_weights, weights_sha256
 
 LORA = LoraConfig(rank=4, alpha=6)
 SCALING = 6.0 / 4

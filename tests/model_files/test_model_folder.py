@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausa
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.model_files.model_folder import check_model_folder, check_weights
+from vlm_rl.model_files.model_folder import check_model_folder, weight_files
+from vlm_rl.model_files.weights import check_weights, stored_parameters
 from vlm_rl.templates import TEMPLATES
 
 Tensors = dict[str, torch.Tensor]
@@ -122,6 +124,99 @@ def test_cut_files_are_refused_by_name(folder: Path, keep: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     assert re.match(f"model.path: {file} is cut or damaged .*: get the model again", refused(folder))
+
+
+# -- what is checked is what is loaded ---------------------------------------------------------------
+
+
+def set_key(folder: Path, key: str, value: object, part: str | None = None) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (config if part is None else config[part])[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def with_second_file(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+
+
+def with_index(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def twice_in_shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shards = {"model-00001-of-00002.safetensors": tensors, "model-00002-of-00002.safetensors": {NORM: tensors[NORM]}}
+    for name, held in shards.items():
+        save_file(held, folder / name, metadata={"format": "pt"})
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def with_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "base_model.json").write_text(json.dumps({"path": str(folder), "weights_sha256": ""}))
+
+
+LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "key": (lambda f: set_key(f, "transformers_weights", "other.safetensors"), "an entry transformers_weights"),
+    "deep key": (
+        lambda f: set_key(f, "transformers_weights", "other.safetensors", "text_config"),
+        "an entry transformers_weights",
+    ),
+    "quantized": (
+        lambda f: set_key(f, "quantization_config", {"load_in_4bit": True}),
+        "an entry quantization_config",
+    ),
+    "kernel": (lambda f: set_key(f, "_attn_implementation", "someone/kernel"), "run a kernel from a hub"),
+    "second file": (with_second_file, "holds other.safetensors beside model.safetensors"),
+    "whole and index": (with_index, "loaders differ in which they read"),
+    "twice": (twice_in_shards, "is in an earlier file as well"),
+    "adapter": (with_adapter, "holds an adapter and whole weights"),
+    "pipe": (lambda f: os.mkfifo(f / "notes.txt"), "notes.txt is no file"),
+    "device": (lambda f: (f / "extra.json").symlink_to("/dev/zero"), "extra.json is no file"),
+    "dead link": (lambda f: (f / "generation_config.json.old").symlink_to("nothing"), "is no file"),
+}
+
+
+@pytest.mark.parametrize("name", LEADS_ELSEWHERE)
+def test_what_leads_a_loader_to_unchecked_weights_is_refused(folder: Path, name: str) -> None:
+    change, message = LEADS_ELSEWHERE[name]
+    change(folder)
+    assert message in refused(folder)
+
+
+def test_an_adapter_of_an_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    shutil.copy(folder / "config.json", adapter)
+    save_file({"a": torch.ones(1)}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "base_model.json").write_text(json.dumps({"path": str(folder), "weights_sha256": ""}))
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="which holds an adapter itself"):
+        check_model_folder(adapter)
+
+
+def test_leftovers_beside_an_index_are_read_by_no_loader(folder: Path) -> None:
+    with_index(folder)
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    check_model_folder(folder)
+    assert [file.name for file in weight_files(folder)] == ["model-00001-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stored_parameters_are_those_that_transformers_loads(folder: Path, dtype: torch.dtype) -> None:
+    loaded = dict(AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).named_parameters())
+    stored = dict(stored_parameters(folder, dtype=dtype))
+    assert stored.keys() == loaded.keys()
+    assert all(torch.equal(stored[name], loaded[name]) and stored[name].dtype == dtype for name in loaded)
+
+
+# -- damage ------------------------------------------------------------------------------------------
 
 
 def test_a_file_under_another_name_is_refused(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from tests.helpers.groups import load_reference, own_inputs
@@ -26,7 +28,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
-from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.factory import check_loaded, make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm.engine import _request
@@ -409,6 +411,7 @@ def test_importing_vllm_leaves_the_settings_of_torchs_compiler() -> None:
     """vLLM sets the processes that compile to 1, here and in what is started from here."""
     pytest.importorskip("vllm")
     code = """
+import json
 import os
 from vlm_rl.samplers.vllm.engine import import_vllm
 import_vllm()
@@ -705,6 +708,23 @@ def test_linear_attention_is_refused_with_vllm_on_a_cpu(
     sampler.close()
 
 
+def test_weights_that_a_loader_took_from_elsewhere_are_found(
+    sharp_model: Path, builder: PromptBuilder, tmp_path: Path
+) -> None:
+    """The folder leads transformers to a file that nobody checked; whoever refuses folders missed that one."""
+    folder = Path(shutil.copytree(sharp_model, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.input_layernorm.weight"][3] *= 1.01
+    (folder / "kept").mkdir()
+    save_file(tensors, folder / "kept" / "other.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": "kept/other.safetensors"}))
+    sampler = start("transformers", folder, builder)
+    with pytest.raises(UserError, match="are not those in the folder's files, which were checked"):
+        check_loaded(sampler, str(folder))
+    check_loaded(start("transformers", sharp_model, builder), str(sharp_model))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", [name for name in SUPPORTED if name not in LINEAR_ATTENTION])
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
@@ -731,6 +751,7 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         prompts += map(builder.build, with_videos)
     model = load_reference(path)
     sampler = start(name, path, builder)
+    check_loaded(sampler, str(path))
     if name == "vllm":
         check_cache_bytes(sampler, builder)
     with torch.no_grad():

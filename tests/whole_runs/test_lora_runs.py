@@ -20,7 +20,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.model_files.adapters import load_merged
-from vlm_rl.model_files.model_folder import weights_sha256
+from vlm_rl.model_files.weights import weights_sha256
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import fingerprint

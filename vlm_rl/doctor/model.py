@@ -27,7 +27,8 @@ from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
-from vlm_rl.model_files.model_folder import check_model_folder, check_weights, open_config
+from vlm_rl.model_files.model_folder import check_model_folder, open_config
+from vlm_rl.model_files.weights import check_weights
 from vlm_rl.planning.fits import Card, gib, needs
 from vlm_rl.planning.memory import Memory
 from vlm_rl.run.checkpoint import verify_model

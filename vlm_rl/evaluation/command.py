@@ -43,13 +43,8 @@ from vlm_rl.evaluation.scores import score_line
 from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
 from vlm_rl.grading.grader import Grader
 from vlm_rl.model_files.hub_models import hub_name
-from vlm_rl.model_files.model_folder import (
-    check_context,
-    check_divides,
-    check_model_folder,
-    check_weights,
-    context_of,
-)
+from vlm_rl.model_files.model_folder import check_context, check_divides, check_model_folder, context_of
+from vlm_rl.model_files.weights import check_weights
 from vlm_rl.rewards.accuracy import AccuracyPart, check_boxes
 from vlm_rl.rewards.reward import open_accuracy
 from vlm_rl.run.checkpoint import verify_model
@@ -58,7 +53,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler
-from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.factory import check_loaded, make_sampler
 from vlm_rl.types import Problem
 
 
@@ -139,6 +134,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
+            check_loaded(sampler, str(options.model))
             asked = {item.name: _asking(item, options, origin, builder, sampler) for item in sets}
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
             for eval_set, settings in _unanswered(results, sets, settings_of, origin):

@@ -21,7 +21,8 @@ from vlm_rl.learner.lora import describe
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.model_files.adapters import BaseModel, base_of
-from vlm_rl.model_files.model_folder import check_model_folder, check_weights, weights_sha256
+from vlm_rl.model_files.model_folder import check_model_folder
+from vlm_rl.model_files.weights import check_weights, weights_sha256
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES

@@ -1,6 +1,7 @@
 """Folders with models: what is in them, whether it may be opened, and what it must not be.
 
 model_folder       refuse a folder that would run code or is damaged; open its configuration and tokenizer
+weights            whole, finite, and as a learner names them
 hub_models         models by their name on the hub
 adapters           LoRA adapters on disk, and how they are merged
 checkpoint_layout  a model's parameters as its published checkpoints have them
@@ -8,5 +9,5 @@ finite_weights     NaN and infinity in a file of weights
 routers            the routers of a mixture of experts, and a record of what they choose
 """
 
-__all__ = ["adapters", "checkpoint_layout", "finite_weights", "hub_models", "model_folder", "routers"]
+__all__ = ["adapters", "checkpoint_layout", "finite_weights", "hub_models", "model_folder", "routers", "weights"]
 _USES = []

@@ -27,7 +27,7 @@ class BaseModel:
     """The model that an adapter was trained on."""
 
     path: str
-    weights_sha256: str  # see vlm_rl.model_files.model_folder.weights_sha256
+    weights_sha256: str  # see vlm_rl.model_files.weights.weights_sha256
 
 
 def base_of(folder: str | Path) -> BaseModel | None:

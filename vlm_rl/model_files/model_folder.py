@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,10 @@ from typing import Any
 from vlm_rl.config import RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
-from vlm_rl.model_files.adapters import ADAPTER_WEIGHTS, base_of
-from vlm_rl.model_files.finite_weights import non_finite_tensor
+from vlm_rl.model_files.adapters import ADAPTER_CONFIG, base_of
 from vlm_rl.model_files.hub_models import short_name
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
-_HASH_THREADS = 4
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 OLDEST_TRANSFORMERS = (5, 18)
 TILED_FAMILIES = ("idefics3", "internvl")  # model types whose images are cut into tiles (data/vision)
@@ -51,6 +47,10 @@ def check_model_folder(path: str | Path) -> None:
         raise UserError(f"model.path: {folder} has no config.json: give a Hugging Face model folder")
     files = sorted(file for file in folder.iterdir() if not file.is_dir())
     for file in files:
+        if not file.is_file():
+            raise UserError(
+                f"model.path: {file} is no file (a pipe, a device, or a link to what is not there): remove it"
+            )
         if file.name.lower().endswith(_PICKLES):
             raise UserError(
                 f"model.path: {file} is a pickle, and loading one can run any code: "
@@ -64,10 +64,22 @@ def check_model_folder(path: str | Path) -> None:
         raise UserError(
             f"model.path: {folder} holds no *.safetensors weights: convert the model to safetensors first"
         )
-    if (base := base_of(folder)) is not None:
+    if (base := base_of(folder)) is None:
+        weight_files(folder)
+    else:
+        if any(file.name.startswith("model") and file.suffix == ".safetensors" for file in files):
+            raise UserError(
+                f"model.path: {folder} holds an adapter and whole weights, and loaders differ in what they make of "
+                f"both: remove {ADAPTER_CONFIG}, or the weights"
+            )
         if not Path(base.path).is_dir():
             raise UserError(
                 f"model.path: {folder} holds an adapter of the model in {base.path}, which is not there: put it back"
+            )
+        if (Path(base.path) / ADAPTER_CONFIG).exists():
+            raise UserError(
+                f"model.path: {folder} holds an adapter of {base.path}, which holds an adapter itself: merge that "
+                "one into its base model first"
             )
         check_model_folder(base.path)
 
@@ -153,12 +165,24 @@ def check_divides(model_config: Any, rollout: RolloutConfig, setting: str = "rol
         )
 
 
+_REFUSED_KEYS = {
+    "auto_map": "asks to run code that comes with the model: use a model whose classes are in transformers, or "
+    "remove the entry",
+    "transformers_weights": "names the file of the weights, which vLLM does not read: name the weights "
+    "model.safetensors, or model.safetensors.index.json with its shards, and remove the entry",
+    "quantization_config": "lets loaders change the weights, each in its way: use the model in its full precision "
+    "(model.lora.load_in_4bit is how a run keeps it in 4 bits)",
+}
+
+
 def _check_config(file: Path) -> None:
-    if "auto_map" in _keys(_read_json(file)):
-        raise UserError(
-            f"model.path: {file} has an auto_map, which asks to run code that comes with the model: "
-            "use a model whose classes are in transformers, or remove the entry"
-        )
+    for key, value in _items(_read_json(file)):
+        if key in _REFUSED_KEYS and value is not None:
+            raise UserError(f"model.path: {file} has an entry {key}, which {_REFUSED_KEYS[key]}")
+        if key.endswith("_implementation") and "/" in str(value):
+            raise UserError(
+                f"model.path: {file} has {key} {value!r}, which asks to run a kernel from a hub: remove the entry"
+            )
 
 
 def _check_index(file: Path) -> None:
@@ -175,72 +199,24 @@ def _shards(index: Path) -> list[str]:
     return list(weight_map.values())
 
 
-# -- weights ---------------------------------------------------------------------------------------
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files with a model's weights, which are those that transformers and vLLM load.
 
-
-def check_weights(path: str | Path) -> None:
-    """Raise UserError unless the weights in a model folder are the whole model's, and finite.
-
-    Tensors that are missing, unknown or of a different shape are found by transformers itself, on tensors without
-    numbers: it knows the older names of a model's tensors and which are tied. Every weight is read once. Of a folder
-    with an adapter these are the weights of its base model, which must be those that the adapter was trained on.
+    Raises UserError where the two would load different files: transformers prefers model.safetensors to an index,
+    and vLLM takes every *.safetensors unless there is an index.
     """
-    if (base := base_of(path)) is not None:
-        check_base_weights(path, base.path)
-        _finite_shapes([Path(path) / ADAPTER_WEIGHTS])
-        path = base.path
-    files = _weight_files(Path(path))
-    if faults := _differences(str(path), _finite_shapes(files)):
-        place = files[0] if len(files) == 1 else Path(path)
-        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
-
-
-def _finite_shapes(files: Iterable[Path]) -> dict[str, Any]:
-    """Return the tensors in the files by name, on the meta device. Raises UserError for one that is not finite."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, Any] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (it is not a mapping)
-                    shapes[name] = torch.empty(weights.get_slice(name).get_shape(), device="meta")
-            bad = non_finite_tensor(file)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"model.path: {file} is cut or damaged ({error}): get the model again") from None
-        if bad:
-            raise UserError(f"model.path: {file}: tensor {bad!r} holds NaN or infinity: get the model again")
-    return shapes
-
-
-def check_base_weights(adapter: str | Path, base: str | Path) -> None:
-    """Raise UserError unless the weights in the folder `base` are those that this folder's adapter was trained on."""
-    trained_on = base_of(adapter)
-    assert trained_on is not None, adapter
-    if (now := weights_sha256(base)) != trained_on.weights_sha256:
-        raise UserError(
-            f"model.path: the adapter in {adapter} was trained on the weights {trained_on.weights_sha256[:12]} of "
-            f"{trained_on.path}, and those in {base} are {now[:12]}: put the weights back that it was trained on"
-        )
-
-
-def weights_sha256(path: str | Path) -> str:
-    """Return one SHA-256, as hex, of the names and the content of the weights' files in a model folder."""
-
-    def digest(file: Path) -> bytes:
-        with file.open("rb") as opened:
-            return f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode()
-
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the interpreter's lock
-        return hashlib.sha256(b"".join(pool.map(digest, _weight_files(Path(path))))).hexdigest()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers would load, which are named by their index where there is one."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() and index.is_file():
+        raise UserError(
+            f"model.path: {folder} holds {whole.name} and {index.name}, and loaders differ in which they read: "
+            "remove the one that is left over"
+        )
     if whole.is_file():
+        if others := sorted(file.name for file in folder.glob("*.safetensors") if file != whole):
+            raise UserError(
+                f"model.path: {folder} holds {', '.join(others)} beside {whole.name}: vLLM would load these as well, "
+                "and transformers would not: remove what is left over"
+            )
         return [whole]
     if not index.is_file():
         others = ", ".join(sorted(file.name for file in folder.glob("*.safetensors")))
@@ -253,40 +229,6 @@ def _weight_files(folder: Path) -> list[Path]:
         if not file.is_file():
             raise UserError(f"model.path: {file} is missing, and {index.name} names it: get the model again")
     return files
-
-
-def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
-    """Return how these tensors, by name and on the meta device, differ from those of the folder's model."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    from transformers.utils import logging
-
-    config = open_config(path)
-    is_vision = getattr(config, "vision_config", None) is not None
-    models: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if is_vision else MODEL_FOR_CAUSAL_LM_MAPPING
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the message says it; transformers would print a table as well
-    logging.disable_progress_bar()
-    try:
-        _, info = models[type(config)].from_pretrained(
-            None,
-            config=config,
-            state_dict=shapes,
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except Exception as error:  # whatever the values in config.json lead to
-        raise UserError(f"model.path: no model can be built from {path}/config.json: {_reason(error)}") from None
-    finally:
-        logging.set_verbosity(verbosity)
-    return [
-        *(f"tensor {name!r} is missing" for name in sorted(info["missing_keys"])),
-        *(
-            f"tensor {name!r} has the shape {list(has)}, and the model needs {list(needs)}"
-            for name, has, needs in sorted(info["mismatched_keys"])
-        ),
-        *(f"tensor {name!r} is not one of the model's" for name in sorted(info["unexpected_keys"])),
-    ]
 
 
 # -- configuration and tokenizer -------------------------------------------------------------------
@@ -306,7 +248,7 @@ def open_config(model_path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:  # whatever the values in the file lead to
-        raise UserError(f"model.path {model_path}: no model could be opened there: {_reason(error)}") from None
+        raise UserError(f"model.path {model_path}: no model could be opened there: {reason_of(error)}") from None
     if getattr(config, "auto_map", None):
         raise UserError(
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
@@ -346,7 +288,7 @@ def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
         processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exceptions
         raise UserError(
-            f"model.path {model_path}: its tokenizer or processor cannot be opened: {_reason(error)}"
+            f"model.path {model_path}: its tokenizer or processor cannot be opened: {reason_of(error)}"
         ) from None
     return processor, processor.tokenizer
 
@@ -360,7 +302,7 @@ def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
     except OSError:  # the file is optional
         generation = None
     except Exception as error:
-        raise UserError(f"model.path {model_path}: its generation_config.json: {_reason(error)}") from None
+        raise UserError(f"model.path {model_path}: its generation_config.json: {reason_of(error)}") from None
     ids: list[int] = []
     for source in (generation, tokenizer.eos_token_id, getattr(config, "eos_token_id", None)):
         ids += source if isinstance(source, list) else [] if source is None else [source]
@@ -369,18 +311,18 @@ def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
     return list(dict.fromkeys(ids))
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return an exception's text on one line, or its class where it has none."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
-def _keys(tree: Any) -> Iterator[str]:
-    """Yield every key, however deep."""
+def _items(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every key with its value, however deep."""
     stack = [tree]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
-            yield from node
+            yield from node.items()
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)

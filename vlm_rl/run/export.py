@@ -22,7 +22,8 @@ from vlm_rl.config import Config, SftConfig
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
 from vlm_rl.model_files.hub_models import short_name
-from vlm_rl.model_files.model_folder import check_model_folder, check_weights
+from vlm_rl.model_files.model_folder import check_model_folder
+from vlm_rl.model_files.weights import check_weights
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory

@@ -9,12 +9,13 @@ import torch
 
 from vlm_rl.config import LoraConfig
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.devices import has_gpu
-from vlm_rl.distributed import rank
+from vlm_rl.devices import default_device, has_gpu
+from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import base_of, load_merged
+from vlm_rl.model_files.weights import stored_parameters
 from vlm_rl.samplers.base import InProcessSampler, Sampler
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
+from vlm_rl.samplers.fingerprint import Fingerprint, FingerprintBuilder, check_fresh, fingerprint
 from vlm_rl.samplers.missing_vllm import missing_vllm
 
 
@@ -92,10 +93,32 @@ def make_sampler(
 
 def _load_adapter(sampler: Sampler, folder: str) -> None:
     """Replace the base model's weights in the engine by the merged ones."""
-    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    sent = FingerprintBuilder(dtype=sampler.dtype)
     merged = load_merged(folder, dtype=sampler.dtype)
-    sampler.load_weights(fingerprint.watch(merged.named_parameters()), version=0)
-    check_fresh(sampler, fingerprint.result())
+    sampler.load_weights(sent.watch(merged.named_parameters()), version=0)
+    check_fresh(sampler, sent.result())
+
+
+def check_loaded(sampler: Sampler, folder: str) -> None:
+    """Raise UserError unless an engine that was started on a model's folder holds what the checked files there hold.
+
+    All ranks call it together. Every loader chooses by itself which files it reads and how; an engine with an
+    adapter was given merged weights, and these were proved then.
+    """
+    if base_of(folder) is not None:
+        return
+    device = default_device()
+
+    def stored() -> Fingerprint:
+        parameters = stored_parameters(folder, dtype=sampler.dtype)
+        return fingerprint(((name, tensor.to(device)) for name, tensor in parameters), dtype=sampler.dtype)
+
+    expected = from_main(stored)
+    if sampler.fingerprint(expected.layout) != expected:
+        raise UserError(
+            f"{folder}: the weights that {sampler.name} loaded are not those in the folder's files, which were "
+            "checked: something in the folder leads its loader elsewhere; get the model again, or use another sampler"
+        )
 
 
 def vllm_version() -> str:

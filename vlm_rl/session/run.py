@@ -44,7 +44,7 @@ from vlm_rl.learner.saving import (
     start_learner,
     where_it_resumes,
 )
-from vlm_rl.model_files.model_folder import check_base_weights
+from vlm_rl.model_files.weights import check_base_weights
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory

@@ -19,7 +19,8 @@ from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.errors import UserError
-from vlm_rl.model_files.model_folder import check_divides, check_model_folder, check_weights
+from vlm_rl.model_files.model_folder import check_divides, check_model_folder
+from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm.options import engine_environment, engine_options, start_note
 from vlm_rl.templates import TEMPLATES

@@ -85,6 +85,7 @@ def engine_options(
     """
     settings: dict[str, Any] = {
         "model": model_path,
+        "load_format": "safetensors",  # by default a file consolidated*.safetensors would come first
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
         "max_num_seqs": batch_size,
