@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.launcher.api import LaunchConfig
 
+from tests.helpers.processes import listening
 from tests.helpers.toy_runs import clean_environment
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, init_ranks
 from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.samplers.remote.gloo_link import open_store
 
 
 def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +32,30 @@ def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.Monkey
     device = torch.device("cuda", 1)
     assert init_ranks() == device
     assert calls == [(("cpu:gloo,cuda:nccl",), {"timeout": COLLECTIVE_TIMEOUT, "device_id": device})]
+
+
+ALONE = """
+from tests.helpers.processes import listening
+from vlm_rl.distributed import init_ranks
+
+init_ranks()
+print(*listening())
+"""
+
+
+def test_a_single_rank_opens_no_port_for_others() -> None:
+    """Gloo itself listens on the address of this machine's name, for a handshake of its own group."""
+    done = subprocess.run([sys.executable, "-c", ALONE], env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.split()} & {"00000000", "0" * 32} == set()
+
+
+@pytest.mark.parametrize(("address", "word"), [("127.0.0.1", "0100007F"), ("::1", "0" * 24 + "01000000")])
+def test_a_push_listens_on_the_way_to_its_server_alone(address: str, word: str) -> None:
+    before = listening()
+    store = open_store(address, timeout=timedelta(seconds=20))
+    assert listening() - before == {word}
+    assert TCPStore(address, store.port, is_master=False, timeout=timedelta(seconds=20)).add("joined", 1) == 1
 
 
 RANK = """

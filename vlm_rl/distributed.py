@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore
 
 from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
@@ -26,25 +26,18 @@ def init_ranks() -> torch.device:
     use_gpu = has_gpu()
     alone = "RANK" not in os.environ
     if alone:
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        store = _own_store() if alone else None
-        group: dict[str, Any] = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+        # A single rank meets nobody, so nothing of it listens on a port.
+        group: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
         if use_gpu:
             group["device_id"] = device  # NCCL connects here and now, and a barrier need not guess the card
         # Gloo beside NCCL: plain values are gathered from host memory, without a copy to the card and back.
         dist.init_process_group("cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **group)
     return device
-
-
-def _own_store() -> TCPStore:
-    """Return the store of a single rank, on a port that the system picks while opening it."""
-    store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
-    os.environ["MASTER_PORT"] = str(store.port)
-    return store
 
 
 def rank() -> int:

@@ -25,6 +25,21 @@ def address_towards(host: str) -> str:
         return probe.getsockname()[0]
 
 
+def open_store(address: str, *, timeout: timedelta) -> TCPStore:
+    """Open the store of a group on one address of this machine; torch would listen on all of them.
+
+    Whoever reaches the address can write into the store: it asks for no token (SECURITY.md).
+    """
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as door:
+        door.bind((address, 0))
+        door.listen()
+        port = door.getsockname()[1]
+        return TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=door.detach()
+        )
+
+
 def join(host: str, port: int, *, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
     """Join the learner's group, from a server's worker.
 

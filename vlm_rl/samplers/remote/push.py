@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 
 import httpx
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 
 from vlm_rl.samplers.remote.client import ServerError, ask, connected
-from vlm_rl.samplers.remote.gloo_link import address_towards, join_store, send
+from vlm_rl.samplers.remote.gloo_link import address_towards, join_store, open_store, send
 from vlm_rl.types import NamedTensors
 
 _PART = 256 << 20  # bytes of gathered weights that wait to be sent
@@ -68,7 +67,7 @@ class GlooLink:
         self._host, self._seconds, self._size = host, seconds, 1 + workers
         self._timeout = timedelta(seconds=seconds)
         address = address_towards(host)
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._store = open_store(address, timeout=self._timeout)
         self._address = address
 
     def init_info(self) -> dict[str, Any]:
