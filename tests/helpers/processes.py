@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,5 +36,5 @@ def listening() -> set[str]:
     found: set[str] = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError, KeyError):  # closed meanwhile; no such socket
-            found.add(places[os.readlink(link)])
+            found.add(places[str(link.readlink())])
     return found
