@@ -55,7 +55,6 @@ FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
 # Every rule where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the algorithm.
 SLOW: list[Start] = [
     (2, 0, (*SHARED, "many_narrow_rows", "several_mini_batches")),
-    (2, 1, (*SHARED, "gradient_sums")),  # shares its code with ZeRO 2
     (2, 2, (*ALL, "every_rule")),
     (2, 3, (*SHARED, *GATHERED)),
     (4, 2, ("one_wide_row",)),  # more ranks than the planner can fill with whole groups
