@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,9 +17,12 @@ from safetensors.torch import load_file, save_file
 from tests.attack.attack import Attack
 from tests.attack.toys import toys
 from tests.helpers.damaged_sets import DAMAGES
+from tests.helpers.images import many_scans
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import ExitResult
+from vlm_rl.data.images import decode_image
+from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
 FUNCTIONS = "tests.helpers.own_reward"
@@ -66,7 +71,6 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 def opened_everywhere(folder: Path, model: Path, *words: str) -> str:
     """Open a model folder as train, eval and the live panel do; return what each says."""
     from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
-    from vlm_rl.errors import UserError
 
     asked = AskableCheckpoint("a", model, "a", "think_answer", 3136, 1_003_520)
     try:
@@ -90,6 +94,36 @@ def nan_in_a_weight(folder: Path) -> str:
     model = Path(shutil.copytree(toys().model, folder / "model"))
     change_weights(model, lambda tensors: tensors["model.norm.weight"].fill_(math.nan))
     return opened_everywhere(folder, model, "model.safetensors", "'model.norm.weight' holds NaN")
+
+
+def unchecked_weights(folder: Path) -> str:
+    """Let config.json lead transformers to a second file, whose weights are NaN."""
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    (model / "kept").mkdir()
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"].fill_(math.nan)
+    save_file(tensors, model / "kept" / "other.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"transformers_weights": "kept/other.safetensors"}))
+    return opened_everywhere(folder, model, "config.json", "transformers_weights")
+
+
+def pipe_in_a_model_folder(folder: Path) -> str:
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    (model / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(model / "generation_config.json")
+    return opened_everywhere(folder, model, "generation_config.json", "is no file")
+
+
+def many_scans_in_a_jpeg(folder: Path) -> str:
+    """Ask for a picture of 4,000 x 4,000 pixels with 300 scans: 9 CPU seconds, in 120 kB."""
+    begun = time.process_time()
+    try:
+        decode_image(many_scans(300, 4000), where="the picture")
+        said = "decoded"
+    except UserError as error:
+        said = "refused" if "JPEG of 310 scans" in str(error) else str(error)
+    return f"{said}, {'below' if time.process_time() - begun < 3 else 'above'} 3 CPU seconds"
 
 
 def flipped_bit(folder: Path) -> str:
@@ -222,6 +256,9 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack("a model folder without one tensor", "Input", REFUSED, missing_tensor, slow=True),
     Attack("NaN in a weight of a model folder", "Input", REFUSED, nan_in_a_weight, slow=True),
+    Attack("a key that leads to weights nobody checked", "Input", REFUSED, unchecked_weights, slow=True),
+    Attack("a pipe in a model folder", "Input", REFUSED, pipe_in_a_model_folder, slow=True),
+    Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
     Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),
     Attack(

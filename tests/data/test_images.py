@@ -12,7 +12,7 @@ import torchvision
 from PIL import Image
 
 from tests.conftest import shared_data
-from tests.helpers.images import black_png, encoded, noise, sixteen_bit_grey, smooth_noise
+from tests.helpers.images import black_png, encoded, many_scans, noise, sixteen_bit_grey, smooth_noise
 from vlm_rl.data.images import TEST_LIMITS, ImageLimits, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.errors import UserError
 
@@ -145,6 +145,18 @@ def test_pixel_and_byte_limits_are_checked_before_decoding(monkeypatch):
         decode_image(data, where="x", limits=ImageLimits(max_pixels=9999))
     with pytest.raises(UserError, match="bytes; the limit is 10"):
         decode_image(data, where="x", limits=ImageLimits(max_bytes=10))
+
+
+@pytest.mark.parametrize(("scans", "side"), [(1200, 64), (300, 2000)])
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch, scans, side):
+    data = many_scans(scans, side)
+    assert len(data) < 100_000
+    with pytest.raises(UserError, match=rf"^x: the image is a JPEG of {scans + 10} scans over {side * side} pixels"):
+        decode_image(data, where="x")
+    monkeypatch.setattr("vlm_rl.data.images._MAX_SCANS", scans + 10)
+    monkeypatch.setattr("vlm_rl.data.images._MAX_SCANNED_PIXELS", 10**10)
+    if side < 100:
+        assert decode_image(data, where="x").size == (side, side)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])

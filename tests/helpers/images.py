@@ -58,3 +58,9 @@ def _grey_png(width: int, height: int, bits: int, row: bytes) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
     pixels = zlib.compress((b"\0" + row) * height, level=1)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def many_scans(scans: int, side: int) -> bytes:
+    """Return a progressive JPEG whose last scan comes so many times more: a small file that is long to decode."""
+    data = encoded(Image.new("RGB", (side, side), (10, 200, 30)), "JPEG", progressive=True, quality=1)
+    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * scans + data[-2:]

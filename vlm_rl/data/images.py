@@ -48,6 +48,8 @@ TEST_LIMITS = ImageLimits(min_side=1)
 DEFAULT_LIMITS = ImageLimits()
 
 _PNG_START = b"\x89PNG\r\n\x1a\n"
+_JPEG_SCAN = b"\xff\xda"  # begins a scan; compressed pixels never hold it
+_MAX_SCANS, _MAX_SCANNED_PIXELS = 1000, 10**9  # an encoder makes at most some dozens; about 2 seconds
 _PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
 
 
@@ -78,6 +80,8 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
         warnings.simplefilter("ignore")
         image = _guarded(lambda: Image.open(io.BytesIO(data), formats=[kind]), where)
         _check_shape(image, where=where, limits=limits)
+        if kind == "JPEG":
+            _check_scans(data, image.width * image.height, where=where)
         if kind == "PNG":  # load() ignores the chunks' checksums, and so takes some files that are cut or changed
             _guarded(Image.open(io.BytesIO(data), formats=[kind]).verify, where)
         _guarded(image.load, where)
@@ -217,6 +221,16 @@ def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None
     # A phone's JPEG may hold a second image behind the first (MPO); the first is the photo.
     if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
         raise UserError(f"{where}: the image is animated, and which frame is meant is unknown; keep a single frame")
+
+
+def _check_scans(data: bytes, pixels: int, *, where: str) -> None:
+    """Refuse a progressive JPEG of so many scans that decoding takes minutes: each goes over all pixels again."""
+    scans = data.count(_JPEG_SCAN)
+    if scans > _MAX_SCANS or scans * pixels > _MAX_SCANNED_PIXELS:
+        raise UserError(
+            f"{where}: the image is a JPEG of {scans} scans over {pixels} pixels, which takes long to decode; "
+            "save it again with an ordinary encoder"
+        )
 
 
 def _upright(image: Image.Image) -> Image.Image:
