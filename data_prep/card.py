@@ -58,7 +58,7 @@ def licence_of(source: Path) -> str:
 
     card = (source if source.is_dir() else source.parent) / CARD
     try:
-        text = card.read_text(encoding="utf-8")
+        text = card.read_text(encoding="utf-8") if card.is_file() else ""
         header = yaml.safe_load(text.split("---\n", 2)[1]) if text.startswith("---\n") else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, IndexError, RecursionError):
         return ""

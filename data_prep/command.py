@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from vlm_rl.data.plain_files import check_plain
 from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
     from vlm_rl.data_prep.readers.own_data import map_own_data
     from vlm_rl.data_prep.readers.sources import SOURCES
 
+    check_plain(arguments.path or arguments.source)
     given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices", "response")}
     given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
     is_mapping = arguments.source.endswith((".yaml", ".yml"))

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from yaml import YAMLError
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.messages import conflict_lines, explain, place_of
@@ -24,6 +24,7 @@ from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
 
 _Model = TypeVar("_Model", bound="ConfigSection")
+_MOST_VALUES = 100_000  # of a file; the largest recipe has some hundreds
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -91,17 +92,34 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
 
 def _open(path: Path) -> Any:
     """Return a file's tree as plain values. Raises UserError where it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file: give a YAML file")
     try:
+        if _expanded(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), {}) > _MOST_VALUES:
+            raise UserError(f"{path}: it repeats parts (&name, *name) until they are more than {_MOST_VALUES} values")
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
         plain = OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path}: cannot be read as YAML: it is nested too deep") from None
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
     return plain
+
+
+def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
+    """Return how many values a node has once its aliases are copied. Raises RecursionError for one inside itself."""
+    if node in known:
+        return known[node]
+    if isinstance(node, yaml.CollectionNode):
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[node] = 1 + sum(_expanded(part, known) for part in parts)
+        return known[node]
+    return 1
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
@@ -163,7 +181,7 @@ def _overridden(tree: Any, overrides: Sequence[str]) -> Any:
             raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
         try:
             change = OmegaConf.from_dotlist([item])
-        except (YAMLError, OmegaConfBaseException) as error:
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
         tree = _merged(tree, change, f"override {item!r}")
     return tree

@@ -2,6 +2,7 @@
 
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
+    plain_files        refuse pipes and devices where files are expected
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
     vision             how the images of a prompt enter the models of each family (a folder with a door of its own)
@@ -14,6 +15,7 @@ torch; so does loading a set, where one rank checks for all.
 __all__ = [
     "golds",
     "images",
+    "plain_files",
     "prompts",
     "sets",
     "stored_images",

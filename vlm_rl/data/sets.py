@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from vlm_rl.config import DataConfig, check_benchmark_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
+from vlm_rl.data.plain_files import check_plain
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
@@ -72,6 +73,7 @@ def check_is_set(path: str | Path) -> Path:
             f"{path} is not a prepared set: there is no such folder; `vlm-rl prepare DATA --out {path}` makes one "
             f"of a folder, a file or a hub id{hub}"
         )
+    check_plain(file.with_name("manifest.json"))
     read_manifest(path)
     return file
 

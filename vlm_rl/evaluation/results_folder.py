@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from vlm_rl.config import Config
+from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.distributed import barrier, from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.settings import run_of
@@ -20,6 +21,7 @@ def refuse_existing(out: Path, names: Sequence[str], step: int) -> None:
     """Raise UserError for a folder of other things, and for one that has results of all these sets at this step."""
     if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is neither an empty folder nor a results folder; choose a different --out")
+    check_plain_tree(out)
     if all(any(result.step == step for result in RunDirectory(out).evals(name)) for name in names):
         raise UserError(
             f"{out} has a result of {', '.join(names)} at step {step} already: choose a different --out, or remove it"

@@ -48,9 +48,7 @@ def check_model_folder(path: str | Path) -> None:
     files = sorted(file for file in folder.iterdir() if not file.is_dir())
     for file in files:
         if not file.is_file():
-            raise UserError(
-                f"model.path: {file} is no file (a pipe, a device, or a link to what is not there): remove it"
-            )
+            raise UserError(f"model.path: {file} is no file (a pipe, a device, or a link to nothing): remove it")
         if file.name.lower().endswith(_PICKLES):
             raise UserError(
                 f"model.path: {file} is a pickle, and loading one can run any code: "

@@ -40,6 +40,7 @@ from vlm_rl.config import (
     load_sft_config,
     save_config,
 )
+from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord, stored_columns
@@ -141,9 +142,10 @@ class RunDirectory:
             raise UserError(f"{self.path} exists and is not an empty folder; choose a different out")
 
     def open(self) -> RunDirectory:
-        """Check that this is a run. Raises UserError otherwise."""
+        """Check that this is a run, of plain files alone. Raises UserError otherwise."""
         if not self.path.is_dir():
             raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
+        check_plain_tree(self.path)
         if not (self.path / self.config_file).is_file():
             raise UserError(f"{self.path} is not a run directory: it has no {self.config_file}")
         return self

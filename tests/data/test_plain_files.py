@@ -1,0 +1,107 @@
+"""A pipe, a device or a text without an end, where a file is expected: one message at once, and nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.example_run import build_run
+from vlm_rl.cli import main
+from vlm_rl.config import load_config
+from vlm_rl.data.plain_files import check_plain_tree
+from vlm_rl.data.sets import check_is_set
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.errors import UserError
+
+pytestmark = pytest.mark.timeout(60)  # whatever opens a pipe waits for ever
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_run(tmp_path_factory.mktemp("plain") / "run", steps=2, seed=0, num_problems=4).path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("metrics.jsonl", "config.yaml", "log.txt", "controls.json", "CONTAMINATED.json"),
+        *("eval/toy-test/step-000000.json", "eval/toy-test/step-000000.parquet", "rollouts/step-000001.parquet"),
+    ],
+)
+def test_a_pipe_in_a_run_is_refused_by_name(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run = Path(shutil.copytree(built, tmp_path / "run"))
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 2
+    assert f"{run / name} is no file" in capsys.readouterr().err
+    other = Path(shutil.copytree(built, tmp_path / "other"))
+    library = Library([run, other])
+    assert list(library.runs) == ["other"] and f"{run / name} is no file" in library.faults[0]
+
+
+def test_links_to_devices_are_refused_and_links_to_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "dead").symlink_to("nothing")
+    check_plain_tree(tmp_path)
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="zero is no file"):
+        check_plain_tree(tmp_path)
+
+
+def test_a_configuration_a_set_and_a_source_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "c.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"c\.yaml is no file"):
+        load_config(pipe)
+    (tmp_path / "data.parquet").write_bytes(b"")
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match=r"manifest\.json is no file"):
+        check_is_set(tmp_path)
+    table = tmp_path / "rows.csv"
+    os.mkfifo(table)
+    assert main(["prepare", str(table), "--out", str(tmp_path / "set")]) == 2
+    assert f"{table} is no file" in capsys.readouterr().err
+
+
+def test_a_pipe_beside_a_source_is_not_its_card(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "rows.csv").write_text("question,answer\nhow many?,3\n")
+    os.mkfifo(tmp_path / "raw" / "README.md")
+    assert main(["prepare", str(tmp_path / "raw"), "--out", str(tmp_path / "set")]) == 0
+
+
+TEN = "*{0}, *{0}, *{0}, *{0}, *{0}, *{0}, *{0}, *{0}, *{0}, *{0}"
+LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{TEN.format(f'a{n - 1}')}]\n" for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LAUGHS, "more than 100000 values"),
+        ("a: " + "[" * 5000, "nested too deep"),
+        ("a: &a [*a]", "nested too deep"),
+        ("a: &a {b: *a}", "nested too deep"),
+    ],
+    ids=["laughs", "deep", "itself", "its own value"],
+)
+def test_a_configuration_without_an_end_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_config(tmp_path / "c.yaml")
+
+
+def test_a_run_that_cannot_be_read_leaves_the_others(built: Path, tmp_path: Path) -> None:
+    """Whatever parsing raises: its own errors, recursion, a type that nobody thought of."""
+    runs = [Path(shutil.copytree(built, tmp_path / name)) for name in ("good", "deep", "odd", "binary")]
+    (runs[1] / "eval" / "toy-test" / "step-000000.json").write_text("[" * 100_000)
+    (runs[2] / "eval" / "toy-test" / "step-000000.json").write_text("[1, 2]")
+    (runs[3] / "config.yaml").write_bytes(b"\xff\x00\xfe")
+    library = Library(runs)
+    assert list(library.runs) == ["good"]
+    assert [fault.partition(" ")[0] for fault in library.faults] == ["deep", "odd", "binary"]
