@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +137,142 @@ NOTATIONS = [
     ('3', '2和3', False),
     ('x>3 or x<1', 'x>3或x<1', True),
     ("\\pm2", "plus or minus 2", True),
+    ('\\begin{pmatrix}3\\\\-4\\end{pmatrix}', '\\binom{3}{-4}', True),
+    ('\\begin{pmatrix}3\\\\4\\end{pmatrix}', '\\binom{3}{4}', True),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '\\dbinom{5}{2}', True),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '{5 \\choose 2}', True),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '5 \\choose 2', True),
+    ('\\begin{bmatrix}-5\\\\\\frac12\\end{bmatrix}', '\\tbinom{-5}{\\frac{1}{2}}', True),
+    ('\\binom{3}{-4}', '\\begin{pmatrix}3\\\\-4\\end{pmatrix}', True),
+    ('\\binom{3}{-4}', '(3,-4)', True),
+    ('(3,-4)', '\\binom{3}{-4}', True),
+    ('\\begin{pmatrix}x\\\\2y\\end{pmatrix}', '\\binom{x}{2y}', True),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '10', False),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '\\binom{2}{5}', False),
+    ('\\begin{pmatrix}5\\\\2\\end{pmatrix}', '\\binom{5}{3}', False),
+    ('10', '\\binom{5}{2}', True),
+    ('\\binom{5}{2}', '10', True),
+    ('\\binom{5}{2}', '\\binom{5}{3}', True),
+    ('10', '\\begin{pmatrix}5\\\\2\\end{pmatrix}', False),
+    ("30^\\circ15'", '30.25^\\circ', True),
+    ('30.25^\\circ', "30^\\circ15'", True),
+    ("30^\\circ 15'", '30.25', True),
+    ("30^\\circ15'30''", '30.258333333333333...^\\circ', True),
+    ('12.5^\\circ', "12^\\circ30'", True),
+    ("12^\\circ30'", '12° 30′', True),
+    ("12^\\circ30'", '12.3^\\circ', False),
+    ('12.5^\\circ', "12^\\circ50'", False),
+    ("30^\\circ15'", '30^\\circ', False),
+    ('2.5 hours', '2 hours 30 minutes', True),
+    ('1 h 30 min', '1.5 h', True),
+    ('1 h 30 min', '1.3 h', False),
+    ('{1,2,3}', '\\{1,2,3\\}', True),
+    ('{1,2,3}', '\\{3,2,1\\}', True),
+    ('{1, 2, 3}', '\\left\\{1,2,3\\right\\}', True),
+    ('\\{1,2,3\\}', '{1,2,3}', True),
+    ('\\{1,2,3\\}', '{3,2,1}', True),
+    ('{1,2,3}', '\\{1,2\\}', False),
+    ('2/3', '三分之二', True),
+    ('三分之二', '2/3', True),
+    ('三分之二', '\\frac{2}{3}', True),
+    ('20%', '百分之二十', True),
+    ('百分之二十', '20\\%', True),
+    ('百分之二十', '0.2', True),
+    ('一半', '1/2', True),
+    ('1/2', '一半', True),
+    ('0.5', 'half', True),
+    ('half', '0.5', True),
+    ('5/2', 'two and a half', True),
+    ('two and a half', '2.5', True),
+    ('three quarters', '0.75', True),
+    ('three quarters', '3/4', True),
+    ('3/4', 'three-quarters', True),
+    ('6', 'half a dozen', True),
+    ('half a dozen', '6', True),
+    ('12', 'a dozen', True),
+    ('24', 'two dozen', True),
+    ('2.5', 'two and a half', True),
+    ('百分之二十', '20%', True),
+    ('三分之二', '\\frac23', True),
+    ('2/3', '3分之2', True),
+    ('2.5', '二又二分之一', True),
+    ('2.5', '两个半', True),
+    ('1.5', '一点五', True),
+    ('1.5', '1又1/2', True),
+    ('0.75', '四分之三', True),
+    ('0.75', '三分之四', False),
+    ('20', '百分之二十', False),
+    ('1/3', '三分之二', False),
+    ('x_1=1, x_2=4', 'x_1=4, x_2=1', True),
+    ('x_1=1, x_2=4', 'x_1=4, x_2=2', False),
+    ('x=1, x=4', 'x_1=4, x_2=1', True),
+    ('1, 4', 'x_1=4, x_2=1', True),
+    ('a_1=1, a_2=4', 'a_1=4, a_2=1', False),
+    ('2 (mod 5)', '2\\pmod 5', True),
+    ('2 (mod 5)', '2 \\bmod 5', True),
+    ('2\\pmod 5', '2 (mod 5)', True),
+    ('2\\pmod{5}', '2 \\mod 5', True),
+    ('2 \\bmod 5', '2 (mod 5)', True),
+    ('x\\equiv 2\\pmod 5', 'x \\equiv 2 (mod 5)', True),
+    ('x\\equiv 2\\pmod 5', '2 \\pmod 5', True),
+    ('2\\pmod 5', 'x\\equiv 2\\pmod 5', True),
+    ('x\\equiv 2\\pmod 5', 'x \\equiv 7 (mod 5)', False),
+    ('2 (mod 5)', '3 (mod 5)', False),
+    ('2 (mod 5)', '2 (mod 6)', False),
+    ('2', '17 \\bmod 5', False),
+    ('2', '17 \\bmod 5 = 2', True),
+    ('2', '2 \\pmod 5', True),
+    ('10-20', '10~20', True),
+    ('10-20', '10–20', True),
+    ('10-20', '10 to 20', True),
+    ('10-20', '10～20', True),
+    ('10~20', '10-20', True),
+    ('10～20', '10-20', True),
+    ('10 to 20', '10~20', True),
+    ('10–20', '10~20', True),
+    ('10-20 cm', '10~20 cm', True),
+    ('10-20', '10至20', True),
+    ('10~20', '10 to 20', True),
+    ('10-20', '10~21', False),
+    ('10-20', '-10', False),
+    ('1020', '10~20', False),
+    ('9:00-17:00', '9:00 to 17:00', True),
+    ('9:00 to 17:00', '9:00-17:00', True),
+    ('9:00-17:00', '9:00 – 17:00', True),
+    ('9:00-17:00', '9:00~17:00', True),
+    ('9:00 to 17:00', 'from 9:00 to 17:00', True),
+    ('9:00 AM to 5:00 PM', '9:00 AM - 5:00 PM', True),
+    ('9 am to 5 pm', '9 am - 5 pm', True),
+    ('9 am to 5 pm', '9:00-17:00', False),
+    ('9:00 to 17:00', '9:00 to 18:00', False),
+    ('9:00 to 17:00', '17:00-9:00', False),
+    ('9:00-17:00', '9-17:30', False),
+    ('Monday to Friday', 'Monday-Friday', True),
+    ('Monday to Friday', 'Monday–Friday', True),
+    ('x_1=1, x_2=4', 'y_1=4, y_2=1', False),
+    ('x_1=2+\\sqrt3, x_2=2-\\sqrt3', 'x_1=2-\\sqrt{3}, x_2=2+\\sqrt{3}', True),
+    ('x_1=1, y_1=4', 'x_1=4, y_1=1', False),
+    ('x_1=x_2=2', 'x_1=x_2=2', True),
+    ('2', '7 \\pmod 5', False),
+    ('2', '3 \\pmod 5', False),
+    ('2 \\pmod 5', 'x\\equiv 2\\pmod{5}', True),
+    ('2 \\pmod 5', 'x\\equiv 2\\pmod{7}', False),
+    ('2 \\pmod 5', 'x\\equiv 3\\pmod{5}', False),
+    ('100-200', '100~201', False),
+    ('100-200', '100~200', True),
+    ('12500', '12~500', True),
+    ('face to face', 'face-to-face', True),
+    ('{(1,2),(3,4)}', '\\{(3,4),(1,2)\\}', True),
+    ('{x|x>2}', '\\{x\\mid x>2\\}', True),
+    ('{1,000}', '1000', True),
+    ('1,2,3', '{1,2,3}', True),
+]  # fmt: skip
+# (question, gold, answer, whether it is right)
+NAMED_ROOTS = [
+    ('Solve x_1+2x_2=9, x_1-x_2=-3.', 'x_1=1, x_2=4', 'x_1=4, x_2=1', False),
+    ('Solve x_1+2x_2=9, x_1-x_2=-3.', 'x_1=1, x_2=4', '4, 1', False),
+    ('Solve x^2-5x+4=0 with roots x_1, x_2.', 'x_1=1, x_2=4', 'x_1=4, x_2=1', True),
+    ('Solve x^2-5x+4=0.', 'x_1=1, x_2=4', '4, 1', True),
 ]  # fmt: skip
 
 
@@ -143,6 +281,35 @@ def test_one_value_in_two_notations() -> None:
     with Grader(workers=1) as grader:
         seen = [grade.correct for grade in grader.grade_many(tasks)]
     assert [case for case, correct in zip(NOTATIONS, seen, strict=True) if correct != case[2]] == []
+
+
+def test_roots_with_indices_are_unordered_unless_the_question_tells_them_apart() -> None:
+    tasks = [
+        GradeTask(rf"\boxed{{{answer}}}", gold, "list", PLAIN, question=question)
+        for question, gold, answer, _ in NAMED_ROOTS
+    ]
+    with Grader(workers=1) as grader:
+        seen = [grade.correct for grade in grader.grade_many(tasks)]
+    assert [case for case, correct in zip(NAMED_ROOTS, seen, strict=True) if correct != case[3]] == []
+
+
+@given(st.integers(-20, 20), st.integers(-20, 20))
+def test_a_binomial_beside_a_column_is_a_column(above: int, below: int) -> None:
+    gold = rf"\begin{{pmatrix}}{above}\\{below}\end{{pmatrix}}"
+    for first, second in ((above, below), (below, above), (above, below + 1)):
+        for answer in (rf"\binom{{{first}}}{{{second}}}", rf"{{{first} \choose {second}}}"):
+            grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN), {}, {})
+            assert grade is not None and grade.correct == ((first, second) == (above, below)), (gold, answer, grade)
+
+
+@given(st.integers(1, 179), st.integers(0, 59), st.integers(0, 59))
+def test_minutes_and_seconds_are_parts_of_a_degree(degrees: int, minutes: int, seconds: int) -> None:
+    gold = rf"{degrees}^\circ {minutes}' {seconds}''"
+    value = degrees + Fraction(minutes, 60) + Fraction(seconds, 3600)
+    for number, correct in ((value, True), (value + Fraction(1, 3600), False)):
+        answer = rf"\frac{{{number.numerator}}}{{{number.denominator}}}^\circ"
+        grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN), {}, {})
+        assert grade is not None and grade.correct == correct, (gold, answer, grade)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)

@@ -1,4 +1,4 @@
-"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `1.5亿`, `三点五`, `三分之一`, `3分之1`, `负七`."""
+"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `三点五`, `二又三分之一`, `一半`, `两个半`, `负七`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _PLACES = {"千": 1000, "百": 100, "十": 10}
 _SCALES = {"亿": 10**8, "万": 10**4}
 _VARIANTS = str.maketrans("〇两兩壹贰叁肆伍陆柒捌玖拾佰仟萬億負點", "零二二一二三四五六七八九十百千万亿负点")
 NUMERALS = "".join((_DIGITS, *_PLACES, *_SCALES)) + "〇两兩壹贰叁肆伍陆柒捌玖拾佰仟萬億"
+_MIXED = re.compile("([^又]+)又([^又]+)")
 _DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?([{''.join((*_PLACES, *_SCALES))}])")
 
 
@@ -26,6 +27,16 @@ def parse_chinese(text: str) -> Fraction | None:
 
 
 def _parse_positive(text: str) -> Fraction | None:
+    if text in ("半", "一半"):
+        return Fraction(1, 2)
+    if match := _MIXED.fullmatch(text):
+        whole, share = (_parse_positive(part) or parse_rational(part) for part in match.groups())
+        if whole is None or share is None or whole.denominator != 1 or share >= 1:
+            return None
+        return whole + share
+    if text.endswith(("个半", "個半")):
+        whole = _parse_positive(text[:-2]) or parse_rational(text[:-2])
+        return None if whole is None or whole.denominator != 1 else whole + Fraction(1, 2)
     below, share, above = text.partition("分之")
     if share:
         parts = [parse_rational(part) if part.isdecimal() else _parse_positive(part) for part in (above, below)]

@@ -1,4 +1,4 @@
-"""Read times on a clock: `4:30`, `04:30:00`, `4:30 PM`, `16:30`, `5 o'clock`."""
+"""Read times on a clock: `4:30`, `04:30:00`, `4:30 PM`, `16:30`, `5 o'clock`, and ranges of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 
+_FROM = re.compile(r"^(?:from|between) |^从", re.IGNORECASE)
+_RANGE = re.compile(r" ?(?:-{1,3}|~| (?:to|until|till|and) |至|到) ?", re.IGNORECASE)
 _RATIO = re.compile(r"([1-9][0-9]{0,5}) ?: ?([1-9][0-9]{0,5})")
 
 
@@ -30,6 +32,15 @@ def parse_time(text: str) -> tuple[int, bool] | None:
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
     return 3600 * (hour % 24) + 60 * int(match["minute"] or 0) + int(match["second"] or 0), is_known
+
+
+def parse_time_range(text: str) -> tuple[tuple[int, bool], tuple[int, bool]] | None:
+    """Return both ends of `9:00-17:00`, `9 am to 5 pm` or `from 9:00 to 17:00`; None if a `clean` text is no such."""
+    parts = _RANGE.split(_FROM.sub("", text))
+    if len(parts) != 2:
+        return None
+    start, end = map(parse_time, parts)
+    return None if start is None or end is None else (start, end)
 
 
 def may_be_ratio(time: str, other: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from vlm_rl.grading.latex import canonical, outer_brackets, split_top_level
+from vlm_rl.grading.latex import canonical, is_one_group, outer_brackets, split_top_level
 from vlm_rl.grading.number_words import parse_words
 from vlm_rl.grading.quantities import split_quantity
 from vlm_rl.grading.rational import parse_rational
@@ -35,6 +35,7 @@ _NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")  # x_{1} of x_{1} = 
 _LONG_NAME = re.compile(r"(?:[A-Za-z]{1,20}|\\[a-z]{2,7})(?:_\{[A-Za-z0-9]\})?(?= ?=)")  # AB, Alice, \alpha
 _ROOT = re.compile(r"([tx-z])_\{[0-9]\}")  # x_1 and x_2 are two values of x
 _SUCH_THAT = re.compile(r"\\mid|[|:]")  # of \{x | x>2\}
+_DESCRIBED = re.compile(r" ?[a-z](?: ?\\in ?[A-Za-z\\{}]+)? ?(?:\\mid(?![A-Za-z])|[|:])")
 _MATRIX = re.compile(
     r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
     r"\\end ?\{[a-zB]+\} ?[)\]]?$"
@@ -73,6 +74,18 @@ def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
     return Collection("bare", items, is_unordered=is_unordered) if len(items) > 1 else None
 
 
+def with_set_braces(gold: str) -> str:
+    r"""Return a raw gold {1,2,3}, whose backslashes are lost, as \{1,2,3\}; any other gold stays.
+
+    Of an answer this would be wrong: there {1,2} may be LaTeX's group.
+    """
+    text = gold.strip().strip("$").strip().removesuffix(".")
+    inside = text[1:-1]
+    has_items = "=" not in inside and len(split_top_level(inside, _COMMAS)) > 1
+    is_set = is_one_group(text) and (has_items or _DESCRIBED.match(inside) is not None)
+    return rf"\{{{inside}\}}" if is_set and parse_rational(inside) is None else gold
+
+
 def bare_items(text: str) -> list[str]:
     """Return the parts between commas, semicolons and the words "and" and "or" outside all brackets.
 
@@ -92,9 +105,30 @@ def _flat_items(text: str) -> list[str]:
     return items[:-1] if len(items) > 2 and not items[-1] else items
 
 
-def order_matters(gold: Collection, answer: Collection, answer_type: AnswerType) -> bool | None:
-    """Return whether the items must come in the same order; None if the two kinds can never be equal."""
-    any_order = (answer_type == "list" or gold.is_unordered) and not _asks_by_name(gold, answer)
+def as_roots(collection: Collection) -> Collection:
+    """Return `x_1=1, x_2=4` as the values x=1 and x=4, in any order; any other collection stays."""
+    names = [match.group() for item in collection.items if (match := _NAME.match(item))]
+    letters = {_ROOT.sub(r"\1", name) for name in names}
+    if collection.kind != "bare" or len(names) != len(collection.items) or len(letters) != 1:
+        return collection
+    if not all(map(_ROOT.fullmatch, names)) or len(set(names)) != len(names):
+        return collection
+    items = [_ROOT.sub(r"\1", item, count=1) for item in collection.items]
+    return replace(collection, items=items, is_unordered=True)
+
+
+def order_matters(
+    gold: Collection, answer: Collection, answer_type: AnswerType, *, by_index: bool = False
+) -> bool | None:
+    """Return whether the items must come in the same order; None if the two kinds can never be equal.
+
+    Args:
+        gold: The gold's items.
+        answer: The answer's items.
+        answer_type: Of the type `list` bare items come in any order.
+        by_index: Whether x_1 and x_2 are two unknowns, and not two values of x.
+    """
+    any_order = (answer_type == "list" or gold.is_unordered) and not _asks_by_name(gold, answer, by_index=by_index)
     if gold.kind == "set":
         return False if answer.kind in ("set", "bare") else None
     if gold.kind == "bare":
@@ -132,10 +166,10 @@ def _names(collection: Collection) -> set[str]:
     return names if len(names) == len(collection.items) else set()
 
 
-def _asks_by_name(gold: Collection, answer: Collection) -> bool:
+def _asks_by_name(gold: Collection, answer: Collection, *, by_index: bool) -> bool:
     """Return whether the gold gives different names to its values and the answer names none: 2, 3 for x=2, y=3."""
     labels = [match.group() for item in gold.items if (match := _LONG_NAME.match(item))]
-    names = {_ROOT.sub(r"\1", label) for label in labels}
+    names = {label if by_index else _ROOT.sub(r"\1", label) for label in labels}
     is_named = gold.kind == "bare" and len(labels) == len(gold.items) and len(names) > 1
     return is_named and not any(_LONG_NAME.match(item) for item in answer.items)
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from vlm_rl.grading.clock_times import may_be_ratio, parse_time
+from vlm_rl.grading.clock_times import may_be_ratio, parse_time, parse_time_range
 from vlm_rl.grading.containers import (
     Collection,
     as_rational,
+    as_roots,
     bare_items,
     has_names,
     item_key,
@@ -30,6 +31,7 @@ from vlm_rl.grading.containers import (
     parse_collection,
     sort_by_name,
     unmatched,
+    with_set_braces,
 )
 from vlm_rl.grading.decision import Decision, all_equal, any_equal, refusal
 from vlm_rl.grading.derivatives import name_derivatives
@@ -42,6 +44,7 @@ from vlm_rl.grading.equations import (
     is_solved,
     numbers_agree,
     ratio_terms,
+    remainder_parts,
     same_curve,
     same_label,
     same_ratio,
@@ -57,7 +60,7 @@ from vlm_rl.grading.quantities import (
     Margin,
     split_quantity,
 )
-from vlm_rl.grading.questions import asks_factors, asks_ratio
+from vlm_rl.grading.questions import asks_factors, asks_ratio, uses_indices
 from vlm_rl.grading.rational import TooLargeError, is_date
 from vlm_rl.grading.solution_families import (
     INTEGERS,
@@ -68,9 +71,9 @@ from vlm_rl.grading.solution_families import (
     with_parameter_of,
 )
 from vlm_rl.grading.values import ValueComparison
-from vlm_rl.grading.vectors import may_be_equal, same_dimension, vector_components
-from vlm_rl.grading.worded_answers import compare_wording, is_prose, normalized_words
-from vlm_rl.grading.written_forms import is_factorization, parse_form, same_range, written_like
+from vlm_rl.grading.vectors import columns_alike, may_be_equal, same_dimension, vector_components
+from vlm_rl.grading.worded_answers import compare_wording, is_prose, normalized_words, same_worded_range
+from vlm_rl.grading.written_forms import is_factorization, is_range, parse_form, same_range, written_like
 
 _UNION, _ABOUT = frozenset(["\\cup"]), frozenset(["\\approx"])
 _INTRODUCTION = re.compile(
@@ -78,6 +81,7 @@ _INTRODUCTION = re.compile(
     r"(?:answer|result|value|solution|ans\.?)(?: is|:| equals)[: ]*|答案[是为:]+ ?",
     re.IGNORECASE,
 )
+_TILDE = re.compile(r"(?<=[0-9%]) ?~ ?(?=[0-9])")
 _MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")  # x \in (1,2)
 _POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")  # A(2,3)
 _TUPLE_NAMES = re.compile(r"^\(([a-z](?: ?, ?[a-z])+)\) ?(?:=|\\in(?![A-Za-z])) ?")  # (p,q) = (5,2)
@@ -100,9 +104,10 @@ class AnswerComparison(ValueComparison):
     def compare(self, gold: str, answer: str) -> Decision:
         """Decide whether two raw texts are equal. Raises UndecidedError for texts that are not evaluated."""
         try:
-            left, right = clean(gold), without_introduction(clean(answer))
+            left = clean(with_set_braces(gold))
+            right = without_introduction(clean(_TILDE.sub("-", answer) if is_range(left) else answer))
             if self.answer_type != "text":
-                left, right = name_derivatives(left, right)
+                left, right = columns_alike(*name_derivatives(left, right))
             return self._decide(left, right, is_whole=True)
         except TooLargeError as error:
             raise refusal(str(error)) from None
@@ -119,6 +124,7 @@ class AnswerComparison(ValueComparison):
             or (None if is_computed else self._written_form(gold, answer))
             or self._time(gold, answer)
             or (self._family(gold, answer) if is_whole else None)
+            or self._remainder(gold, answer)
             or self._approximation(gold, answer, is_whole=is_whole)
             or self._equation(gold, answer)
             or self._ratio(gold, answer)
@@ -141,6 +147,8 @@ class AnswerComparison(ValueComparison):
             return Decision(True, "text")
         if (self.answer_type == "text" or is_prose(gold)) and normalized_words(gold) == normalized_words(answer):
             return Decision(True, "text")
+        if is_prose(gold) and same_worded_range(gold, answer):
+            return Decision(True, "text")
         if decision := compare_wording(gold, answer):
             return decision
         return Decision(False, "text") if is_date(gold) else None
@@ -160,6 +168,8 @@ class AnswerComparison(ValueComparison):
 
     def _time(self, gold: str, answer: str) -> Decision | None:
         """Compare 4:30 with a time as a time; it is a ratio only where the question or the other side says so."""
+        if (wanted := parse_time_range(gold)) is not None:
+            return Decision(wanted == parse_time_range(answer), "time")
         wanted = parse_time(gold)
         if wanted is None or asks_ratio(self.question):
             return None
@@ -243,6 +253,17 @@ class AnswerComparison(ValueComparison):
         if len(golds) == len(answers) == 2 and same_curve(golds, answers):
             return Decision(True, "closed_form")
         return self._symbolic(gold, answer)
+
+    def _remainder(self, gold: str, answer: str) -> Decision | None:
+        r"""Compare `2 \pmod{5}` with a remainder of the same modulus, or with a gold that is the remainder alone."""
+        given, modulus = remainder_parts(answer)
+        if modulus is None or "\\pmod" in given:
+            return None
+        wanted, gold_modulus = remainder_parts(gold)
+        if gold_modulus is None:
+            is_reduced = given.isdecimal() and int(given) < modulus and "\\equiv" not in answer
+            return self._decide(gold, given) if is_reduced and "\\pmod" not in gold else None
+        return self._decide(wanted, given) if gold_modulus == modulus else Decision(False, "equation")
 
     def _chain(self, golds: list[str], answers: list[str]) -> Decision:
         """Compare a value with `|3-8| = 5`: every member of the chain must have that value."""
@@ -361,7 +382,10 @@ class AnswerComparison(ValueComparison):
             if _SET_DESCRIPTION.search(gold) or _SET_DESCRIPTION.search(answer):
                 return self._symbolic(gold, answer)
             return Decision(False, "guess_list" if golds is None else golds.kind)
-        ordered = order_matters(golds, answers, self.answer_type)
+        by_index = uses_indices(self.question)
+        if not by_index:
+            golds, answers = as_roots(golds), as_roots(answers)
+        ordered = order_matters(golds, answers, self.answer_type, by_index=by_index)
         if ordered is None:
             return Decision(False, golds.kind)
         golds, answers = sort_by_name(golds, answers)

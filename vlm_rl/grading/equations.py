@@ -37,6 +37,7 @@ _EVALUATION = re.compile(
 _UNIT = re.compile(r"(?<=[0-9.)}]) ([A-Za-z]+(?:\^\{[0-9]\})?)(?= ?(?:[-+*/)]|\\(?:times|cdot|div)(?![A-Za-z])|$))")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
 _REMAINDER = re.compile(r"([^\\]{1,100}?) ?\\pmod\{([1-9][0-9]{0,9})\}")
+_CONGRUENT = re.compile(r"^[a-zA-Z](?:_\{[0-9]\})? ?\\equiv(?![A-Za-z]) ?")
 _NUMERAL, _OPERATOR = re.compile(rf"-?(?:{NUMBER})"), re.compile(r"[-+/:]")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
@@ -138,6 +139,12 @@ def with_remainder(text: str) -> str:
     match = _REMAINDER.fullmatch(text)
     number = as_rational(match[1]) if match else None
     return text if match is None or number is None or number.denominator != 1 else str(number % int(match[2]))
+
+
+def remainder_parts(text: str) -> tuple[str, int | None]:
+    r"""Return (2, 5) for `2 \pmod{5}` and `x \equiv 2 \pmod{5}`; any other text with None."""
+    match = _REMAINDER.fullmatch(_CONGRUENT.sub("", text))
+    return (text, None) if match is None else (match[1].strip(), int(match[2]))
 
 
 def same_curve(golds: list[str], answers: list[str]) -> bool:

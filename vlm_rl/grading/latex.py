@@ -97,7 +97,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
-        (r"^[ $]*~(?= ?-?\.?[0-9])", r"\\sim "),  # a leading ~ means "about"; elsewhere it is a space
+        (r"^[ $]*~(?= ?-?\.?[0-9])", r"\\sim "),  # a leading ~ means "about"
+        (r"(?<=[0-9%]) ?~ ?(?![0-9]{3}(?![0-9]))(?=[0-9])", "-"),  # 10~20; elsewhere ~ is a space: 1~000
         (r"\\boxed ?(?=\{)", ""),
         (r"(?<!\\)\\\$", r" \\dollar "),
         (r"\$|(?<!\\)\\[()\[\]]", " "),
@@ -128,6 +129,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\{([^{}]{0,200})\\over(?![A-Za-z])([^{}]{0,200})\}", r"\\frac{\1}{\2}"),
         (r"\{([^{}]{0,200})\\choose(?![A-Za-z])([^{}]{0,200})\}", r"\\binom{\1}{\2}"),
+        (r"^([^{}\\+*/=]{1,20})\\choose(?![A-Za-z])([^{}\\+*/=]{1,20})$", r"\\binom{\1}{\2}"),
         (r"\\bigcup(?![A-Za-z])", r"\\cup"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\geq(?:slant|q)?(?![A-Za-z])|>=", r"\\ge "),
@@ -237,6 +239,7 @@ def _clean_cached(text: str) -> str:
 def _clean(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
+    text = _WIDE_TILDE.sub("-", text)
     text = _unicode_to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
     if "," in text:
         text = _THOUSANDS.sub("", text)
@@ -274,14 +277,14 @@ def _strip(text: str) -> str:
         if text.endswith((".", ",", ";", ":", "\\\\")) and not text.endswith(".."):
             text = text[: -2 if text.endswith("\\\\") else -1]
         text = _QUOTED.sub(r"\2", text.lstrip(":="))
-        if _is_one_group(text):
+        if is_one_group(text):
             text = text[1:-1]
         if text == before:
             break
     return text
 
 
-def _is_one_group(text: str) -> bool:
+def is_one_group(text: str) -> bool:
     """Return whether the text is `{...}` and its first brace closes at the very end."""
     if not (text.startswith("{") and text.endswith("}") and not text.endswith("\\}")):
         return False
@@ -330,6 +333,7 @@ def outer_brackets(text: str) -> tuple[str, str, str] | None:
     return None
 
 
+_WIDE_TILDE = re.compile("(?<=[0-9A-Za-z%°℃\u4e00-\u9fff]) ?[～〜∼] ?(?=[-0-9])")  # of a range
 _DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z]) ?|(?:^|(?<=[-0-9,+= ]))\.{3}(?!\.) ?")
 _REPEATED = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{2,40}) ?\\dots(?! ?[0-9,])")
 

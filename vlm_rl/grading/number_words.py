@@ -1,4 +1,4 @@
-"""Read numbers in words: `five`, `twenty-one`, `minus 3`, `2.5 million`, `one hundred and five`, and in Chinese."""
+"""Read numbers in words: `five`, `minus 3`, `2.5 million`, `two and a half`, `half a dozen`, and in Chinese."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ _SHARE = re.compile(
     rf"(?:(?P<whole>.+) and )?(?:(?:an?|one)|(?P<many>[a-z]+))[ -]"
     rf"(?P<part>{'|'.join(_PARTS)}|halves)(?P<plural>s?)"
 )
+_MULTIPLES = _SCALES | {"dozen": 12}
+_HALF_OF = re.compile(rf"(?:half an? |half |a half )({'|'.join(_MULTIPLES)})")
+_ONE_OF = re.compile(rf"^an? (?={'|'.join(_MULTIPLES)})")
 _SIGN = re.compile(r"(?:minus|negative) ")
 _DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?({'|'.join(_SCALES)})")
 
@@ -58,6 +61,8 @@ def parse_ordinal(text: str) -> int | None:
 
 def _parse_share(text: str) -> Fraction | None:
     """Return the value of `one third`, `three-quarters` or `two and a half`; None for anything else."""
+    if text == "half":
+        return Fraction(1, 2)
     match = _SHARE.fullmatch(text)
     if match is None or (match["many"] and match["many"] not in _UNITS):
         return None
@@ -72,6 +77,12 @@ def _parse_positive(text: str) -> Fraction | None:
     """Return the number that a text without a sign names, or None."""
     if (share := _parse_share(text)) is not None:
         return share
+    if match := _HALF_OF.fullmatch(text):
+        return Fraction(_MULTIPLES[match[1]], 2)
+    text = _ONE_OF.sub("one ", text)
+    if text.endswith((" dozen", " dozens")):
+        many = _parse_positive(text.rpartition(" ")[0])
+        return None if many is None else 12 * many
     if match := _DIGITS_AND_SCALE.fullmatch(text):
         number = parse_rational(match[1])
         return None if number is None else number * _SCALES[match[2]]

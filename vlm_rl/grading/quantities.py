@@ -69,10 +69,17 @@ _DEGREE_TAIL = re.compile(
 _ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes or feet, not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percents?|percentages?|per cent|pct)|प्रतिशत)$")
+_OF_A = re.compile(r"(?: of)? an?$", re.IGNORECASE)
 _CHINESE_PERCENT_HEAD = re.compile("^百分之")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥₹]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥₹¢])$")
 _MEASURED = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
+# How many of a smaller unit make one of the larger, for measures of two or three parts.
+_PARTS_OF = {
+    ("degree", "min"): 60, ("degree", "s"): 3600, ("h", "min"): 60, ("h", "s"): 3600, ("min", "s"): 60,
+    ("day", "h"): 24, ("week", "day"): 7, ("ft", "in"): 12, ("yd", "ft"): 3, ("lb", "oz"): 16, ("m", "cm"): 100,
+    ("km", "m"): 1000, ("kg", "g"): 1000, ("dollar", "cent"): 100, ("L", "mL"): 1000, ("year", "month"): 12,
+}  # fmt: skip
 _PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
 # Chinese: a unit or a counted noun may follow, but no character that changes the number or puts it in doubt.
@@ -217,6 +224,45 @@ def compound_measure(text: str) -> list[tuple[Fraction | None, str]] | None:
     return parts if len(parts) > 1 and position == len(text) else None
 
 
+def same_measure(gold: str, answer: str) -> bool | None:
+    """Return whether `30^\\circ 15'` and `30.25^\\circ` are the same; None unless one side has several parts.
+
+    Two measures of the same units must agree part by part: 5 ft 14 in is not 6 ft 2 in.
+    """
+    sides = [compound_measure(text) for text in (gold, answer)]
+    if not any(sides):
+        return None
+    units = [[unit for _, unit in side or []] for side in sides]
+    if all(sides) and units[0] == units[1]:
+        return sides[0] == sides[1]
+    larger = (units[0] or units[1])[0]
+    left, right = (
+        _as_one_number(side, larger) if side else _in_unit(text, larger)
+        for side, text in zip(sides, (gold, answer), strict=True)
+    )
+    return left is not None and left == right
+
+
+def _as_one_number(parts: list[tuple[Fraction | None, str]], larger: str) -> Fraction | None:
+    """Return the parts of a measure as a number of the larger unit; None where a unit is no part of it."""
+    total = Fraction(0)
+    for value, unit in parts:
+        size = 1 if unit == larger else _PARTS_OF.get((larger, unit))
+        if value is None or size is None:
+            return None
+        total += value / size
+    return total
+
+
+def _in_unit(text: str, unit: str) -> Fraction | None:
+    """Return the number of a `clean` text without a unit or with this one; None for any other."""
+    quantity = split_quantity(text)
+    if quantity.percent or quantity.unit not in (None, {unit: 1}):
+        return None
+    number = parse_rational(quantity.body)
+    return parse_words(quantity.body) if number is None else number
+
+
 def _split_foreign(text: str) -> Quantity | None:
     """Take a Chinese or Hindi unit off, or the 百分之 of a percentage; return None if there is none."""
     if match := _CHINESE_PERCENT_HEAD.search(text):
@@ -234,6 +280,7 @@ def _split_worded(text: str) -> Quantity:
     words = text.split() if parse_words(text) is None else []
     for size in range(len(words) - 1, 0, -1):
         number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
+        number = _OF_A.sub("", number)  # half an hour
         if unit and parse_words(number) is not None:
             return Quantity(number, unit)
     return Quantity(text)

@@ -1,4 +1,4 @@
-"""Read from a question what its answer may look like: a percentage, or a ratio."""
+"""Read from a question what its answer may look like: a percentage, a ratio, values of unknowns with indices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ _PERCENTAGE = re.compile(
 )
 _FACTORS = re.compile(r"\bfactor(?:i[sz]|ed|ing|s?\b(?! of\b| in\b))|分解", re.IGNORECASE)
 _EXPANSION = re.compile(r"\b(?:expand|multiply out)|展开", re.IGNORECASE)
+# x_1+2x_2=5 and x_1<x_2 tell x_1 from x_2; "the roots x_1, x_2" does not.
+_NAME = r"[tx-z] ?(?:_ ?\{? ?[0-9] ?\}?|[₀-₉])"
+_SIGN = r"(?:[-+*/=<>≤≥]|\\(?:le|ge|leq|geq|cdot|times)(?![A-Za-z]))"
+_USES_INDICES = re.compile(rf"{_NAME}[ $]*{_SIGN}|(?:{_SIGN}|[0-9]) ?{_NAME}")
 _RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)
 
 
@@ -23,6 +27,11 @@ def asks_percentage(question: str) -> bool:
 def asks_ratio(question: str) -> bool:
     """Return whether the question is about a ratio, so that 4:30 is not a time."""
     return _RATIO.search(question) is not None
+
+
+def uses_indices(question: str) -> bool:
+    """Return whether the question has unknowns x_1, x_2, which are not two values of one x."""
+    return _USES_INDICES.search(question) is not None
 
 
 def asks_factors(question: str) -> bool:

@@ -22,9 +22,9 @@ from vlm_rl.grading.quantities import (
     Margin,
     Quantity,
     Unit,
-    compound_measure,
     margin_of,
     parse_unit,
+    same_measure,
     same_number,
     split_quantity,
 )
@@ -51,9 +51,8 @@ class ValueComparison:
 
     def _quantity(self, gold: str, answer: str, *, is_whole: bool) -> Decision:
         """Compare units, then numbers within the problem's margin, then what is left as expressions."""
-        measures = compound_measure(gold), compound_measure(answer)
-        if any(measures):
-            return Decision(measures[0] == measures[1], "unit")
+        if (same := same_measure(gold, answer)) is not None:
+            return Decision(same, "unit")
         wanted, given = split_quantity(gold), split_quantity(answer)
         # `5m` may be a product, but not where the other side is in metres.
         if wanted.unit and given.unit is None:
@@ -67,7 +66,7 @@ class ValueComparison:
             return Decision(False, "unit")
         if (wanted.unit is not None and given.percent) or (wanted.percent and given.unit is not None):
             return Decision(False, "unit")
-        if self.answer_type == "text" and not (_is_numeral(wanted) and _is_numeral(given)):
+        if self.answer_type == "text" and not _are_numbers_of_a_text(wanted, given):
             return Decision(_as_words(gold) == _as_words(answer), "text")
         gold_value, answer_value = as_rational(wanted.body), as_rational(given.body)
         by_numeral = wanted.percent or (given.percent and asks_percentage(self.question))
@@ -131,6 +130,15 @@ class ValueComparison:
             return Decision(False, rule)
         refuse_explosive(answer)
         return Decision(self.ask(("equal", gold, answer)), "math_verify")
+
+
+def _are_numbers_of_a_text(*sides: Quantity) -> bool:
+    """Return whether two answers of type text are numbers: 1,000 and twelve; 2/3 and 20% beside a number in words."""
+    if all(map(_is_numeral, sides)):
+        return True
+    if not any(parse_words(side.body) is not None and not _NUMERAL.search(side.body) for side in sides):
+        return False
+    return all(as_rational(side.body) is not None for side in sides)
 
 
 def _is_numeral(side: Quantity) -> bool:

@@ -10,7 +10,11 @@ from vlm_rl.grading.latex import outer_brackets, split_top_level
 
 _COMMA = frozenset(",")
 _NOTATIONS = {("(", ")"): "tuple", ("[", "]"): "bracket"}
-_DIFFERENT = ({"tuple", "bracket"}, {"row", "column"})  # a point and an interval; matrices of different shapes
+# A point and an interval; matrices of different shapes.
+_DIFFERENT = ({"tuple", "bracket"}, {"row", "column"}, {"row", "binomial"}, {"bracket", "binomial"})
+_BRACED = r" ?\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_BINOMIAL = re.compile(rf"\\binom{_BRACED}{_BRACED}")
+_COLUMN = re.compile(r"\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}")
 _TRANSPOSED = re.compile(r"(?<=[)\]}]) ?\^ ?\{? ?(?:T|\\top|\\intercal)(?![A-Za-z]) ?\}?$")
 _UNIT_VECTOR = re.compile(
     r"\\(?:hat|vec|bar|overline) ?\{ ?\\?([ijk])(?:math)? ?\}"
@@ -20,8 +24,10 @@ _COMBINATION = re.compile(r"[-+0-9./(){} ijk]|\\(?:frac|sqrt|cdot|times|pi)(?![A
 
 
 def vector_components(text: str) -> tuple[str, list[str]] | None:
-    """Return (notation, components) of a `clean` text: tuple, bracket, row, column or units; None for all else."""
+    """Return (notation, components) of a `clean` text: tuple, bracket, row, column, units; None for all else."""
     bare = _TRANSPOSED.sub("", text)
+    if match := _BINOMIAL.fullmatch(bare):
+        return "binomial", [match[1].strip(), match[2].strip()]
     if (rows := matrix_rows(bare)) is not None:
         cells = [cell for row in rows for cell in row]
         if len(cells) < 2 or (len(rows) > 1 and len(cells) != len(rows)):
@@ -39,6 +45,19 @@ def may_be_equal(notation: str, other: str) -> bool:
     """Return whether a vector may have both notations, and no rule of intervals or matrices compares them."""
     both = {notation, other}
     return both in ({"units"}, {"column"}) or (len(both) == 2 and both not in _DIFFERENT)
+
+
+def columns_alike(gold: str, answer: str) -> tuple[str, str]:
+    r"""Return two `clean` texts with each \binom of one as a column where the other has columns and no \binom.
+
+    Beside a column \binom{3}{-4} is typesetting, and never the number of ways to choose.
+    """
+    sides = []
+    for text, other in ((gold, answer), (answer, gold)):
+        is_typeset = "\\binom" in text and "\\binom" not in other and _COLUMN.search(other)
+        as_column = r"\\begin{pmatrix}\1\\\\\2\\end{pmatrix}"
+        sides.append(_BINOMIAL.sub(as_column, text) if is_typeset else text)
+    return sides[0], sides[1]
 
 
 def same_dimension(golds: list[str], answers: list[str], notations: set[str]) -> tuple[list[str], list[str]]:

@@ -41,6 +41,7 @@ _FUNCTION_NAMES = frozenset(
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
 _LEADING_DOTS = re.compile(r"^\\dots(?![A-Za-z])")  # in front of the rest of a sentence
+_FROM, _RANGE_SIGN = re.compile(r"^from ", re.IGNORECASE), re.compile(r" (?:to|through) | ?-{1,3} ?")
 _SHORT_WORDS = frozenset(["no", "yes", "ok"])
 
 
@@ -115,6 +116,13 @@ def is_prose(text: str) -> bool:
         if len(word) > 3 or lower in _SHORT_WORDS or (len(word) == 3 and not ordered and not word.isupper()):
             return not word.isupper() or len(word) > 4
     return False
+
+
+def same_worded_range(gold: str, answer: str) -> bool:
+    """Return whether both are one range in words, such as `Monday to Friday` and `Monday-Friday`."""
+    golds, answers = (_RANGE_SIGN.split(_FROM.sub("", text)) for text in (gold, answer))
+    is_range = len(golds) == len(answers) == 2 and all(golds)
+    return is_range and [*map(normalized_words, golds)] == [*map(normalized_words, answers)]
 
 
 def normalized_words(text: str) -> str:

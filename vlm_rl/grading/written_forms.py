@@ -101,6 +101,12 @@ def same_range(gold: str, answer: str) -> bool:
     return given is not None and wanted is not None and wanted.equals(given)
 
 
+def is_range(text: str) -> bool:
+    """Return whether a `clean` text is a range or a score: numerals with a dash between them."""
+    form = parse_form(text)
+    return form is not None and form.kind == "dash"
+
+
 def is_factorization(form: WrittenForm) -> bool:
     """Return whether a product of three or more terms has only primes, so that its order does not count."""
     return form.kind == "times" and len(form.terms) > 2 and all(map(_is_small_prime, form.terms))
