@@ -38,7 +38,7 @@ ANSWERS = [
     ('12', '(3)(4)', False),
     ('14', '2(3+4)', False),
     ('25', '5*5', False),
-    ('25', '3^2+4^2', True),
+    ('25', '3^2+4^2', False),
     ('2', '17-5\\cdot3', False),
     ('1/2', '0.25+0.25', False),
     ('9', '\\frac{3\\cdot 6}{2}', False),
@@ -144,7 +144,7 @@ ANSWERS = [
     ('f(x)=2x+1', '2x+1', True),
     ('y=2x+3', 'y = 3+2x', True),
     ('\\frac{\\pi}{3}', '\\frac{2\\pi}{6}', True),
-    ('\\frac{\\pi}{3}', '\\frac{\\pi}{2}-\\frac{\\pi}{6}', True),
+    ('\\frac{\\pi}{3}', '\\frac{\\pi}{2}-\\frac{\\pi}{6}', False),
     ('0.12', '12\\times 10^{-2}', True),
     ('x=3', 'x=1+2=3', True),
     ('6', '\\mathrm{lcm}(2,3)', False),
@@ -161,6 +161,99 @@ ANSWERS = [
     ('100', '10^2', True),
     ('0', 'x-x', True),
     ('0', '5-5', False),
+    ('391', '20^2-3^2', False),
+    ('12\\pi', '16\\pi-4\\pi', False),
+    ('120', '5\\cdot4!', False),
+    ('5\\sqrt2', '2\\sqrt2+3\\sqrt2', False),
+    ('5\\sqrt{2}', '2\\sqrt{2} + 3\\sqrt{2}', False),
+    ('2+\\sqrt3', '\\sqrt3+2', True),
+    ('2+\\sqrt3', '2+\\sqrt{3}', True),
+    ('1+\\pi', '\\pi+1', True),
+    ('96', '3\\cdot2^5', True),
+    ('119', '5!-1', True),
+    ('400', '20^2', True),
+    ('108', '2^2\\cdot3^3', True),
+    ('5', '\\sqrt{25}', True),
+    ('5', '\\sqrt{3^2+4^2}', False),
+    ('\\frac{\\pi}{4}', '\\pi/4', True),
+    ('\\frac{3\\pi}{4}', '\\pi-\\frac{\\pi}{4}', False),
+    ('\\frac{3\\pi}{4}', '\\frac{\\pi}{2}+\\frac{\\pi}{4}', False),
+    ('3+2\\sqrt2', '(1+\\sqrt2)^2', True),
+    ('3\\sqrt{2}+2\\sqrt{3}', '2\\sqrt3+3\\sqrt2', True),
+    ('7\\sqrt3', '\\sqrt{3}+6\\sqrt{3}', False),
+    ('7\\sqrt3', '\\sqrt{147}', True),
+    ('\\sqrt2+\\sqrt8', '3\\sqrt2', True),
+    ('3\\sqrt2', '\\sqrt2+\\sqrt8', False),
+    ('24', '4\\cdot3!', False),
+    ('720', '6\\cdot5!', False),
+    ('720', '6!', True),
+    ('15', '2^4-1^2', False),
+    ('1', '3^2-2^3', False),
+    ('5', '2^2+1^3', False),
+    ('126', '5!+3!', False),
+    ('12', '\\binom{12}{1}', True),
+    ('15', '\\binom{5}{2}+\\binom{5}{1}', True),
+    ('5e', '2e+3e', False),
+    ('12\\pi', '4\\pi\\cdot3', False),
+    ('12\\pi', '\\pi\\cdot12', True),
+    ('x^2+5x', '2x+3x+x^2', True),
+    ('4+2i', '2i+4', True),
+    ('7', '2^2+3', False),
+    ('1025', '2^{10}+1', True),
+    ('63', '2^6-1', True),
+    ('18', '3\\cdot(2+4)', False),
+    ('2^{10}-1', '2^9+2^9-1', True),
+    ('3072', '3\\cdot2^{10}', True),
+    ('3072', '2^{10}\\cdot3', True),
+    ('72', '2^3 3^2', True),
+    ('91/216', '1-(\\frac56)^3', True),
+    ('91/216', '1-\\left(\\frac{5}{6}\\right)^3', True),
+    ('1', '\\left(\\frac35\\right)^2+\\left(\\frac45\\right)^2', False),
+    ('7257600', '2\\cdot10!', True),
+    ('12', '2(3!)', False),
+    ('120', '(5)(4!)', False),
+    ('120', '5\\times 4!', False),
+    ('120', '5*4!', False),
+    ('144', '4!\\cdot3!', False),
+    ('10', '\\frac{5!}{2!3!}', True),
+    ('10', '\\frac{5!}{2!\\cdot 3!}', True),
+    ('10', '\\frac{5!}{3!(5-3)!}=10', True),
+    ('5\\cdot4!', '5\\cdot 4!', True),
+    ('5!', '5\\cdot4!', True),
+    ('0', '\\pi-\\pi', False),
+    ('5\\ln2', '2\\ln2+3\\ln2', False),
+    ('\\ln6', '\\ln2+\\ln3', True),
+    ('\\frac{1+\\sqrt5}{2}', '\\frac{\\sqrt5+1}{2}', True),
+    ('2\\sqrt5', '\\sqrt5+\\sqrt5', False),
+    ('\\frac{3\\sqrt3}{4}', '\\sqrt3-\\frac{\\sqrt3}{4}', False),
+    ('4\\pi', '\\frac{16\\pi-4\\pi}{3}', False),
+    ('x=5\\sqrt2', 'x=2\\sqrt2+3\\sqrt2', False),
+    ('5\\sqrt2', '2\\sqrt2+3\\sqrt2=5\\sqrt2', True),
+    ('5\\sqrt2', '5\\sqrt2=2\\sqrt2+3\\sqrt2', True),
+    ('(5\\sqrt2, 1)', '(2\\sqrt2+3\\sqrt2, 1)', False),
+    ('3^{10}-2^{10}', '3^{10}-2^{10}', True),
+    ('58025', '3^{10}-2^{10}', True),
+    ('65', '3^4-2^4', False),
+    ('240', '3^5-3', True),
+    ('\\sqrt{13}', '\\sqrt{2^2+3^2}', False),
+    ('5\\sqrt{2}', '\\sqrt{7^2+1^2}', False),
+    ('13\\pi', '\\pi(2^2+3^2)', False),
+    ('13\\pi', '4\\pi+9\\pi', False),
+    ('13\\pi', '(4+9)\\pi', False),
+    ('5i', '2i+3i', False),
+    ('2+3i', '3i+2', True),
+    ('x^2+9', 'x^2+3^2', True),
+    ('\\frac{3^{10}-1}{2}', '\\frac{3^{10}-1}{2}', True),
+    ('29524', '\\frac{3^{10}-1}{2}', True),
+    ('2\\pi+3\\sqrt3', '3\\sqrt3+2\\pi', True),
+    ('\\frac{\\pi}{3}+2k\\pi, k\\in\\mathbb{Z}', '2k\\pi+\\frac{\\pi}{3}, k\\in\\mathbb{Z}', True),
+    ('180', '6\\cdot30', False),
+    ('45', '\\binom{10}{2}', True),
+    ('35', '\\binom{10}{2}-10', True),
+    ('1-\\frac{1}{2^{10}}', '1-2^{-10}', True),
+    ('1023/1024', '1-\\frac{1}{2^{10}}', True),
+    ('3/4', '1-\\frac{1}{2^2}', True),
+    ('13/36', '\\frac{1}{2^2}+\\frac{1}{3^2}', False),
 ]  # fmt: skip
 # (question, gold, answer, whether it is right)
 QUESTIONS = [
@@ -246,6 +339,32 @@ def test_two_numbers_and_a_sign_are_no_value(first: int, second: int, sign: str)
     value = {"+": first + second, "-": first - second}.get(sign, first * second)
     left = f"{first}{sign} {second}"
     for answer, correct in ((left, False), (f"x={left}", False), (f"{left}={value}", True), (f"{value}", True)):
+        grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", str(value), "integer", PLAIN), {}, {})
+        assert grade is not None and grade.correct == correct, (answer, grade)
+
+
+@given(st.integers(2, 99), st.integers(2, 99), st.sampled_from([2, 3, 5, 6, 7, 10]))
+def test_like_roots_are_added_and_different_ones_stay(first: int, second: int, radicand: int) -> None:
+    root = rf"\sqrt{{{radicand}}}"
+    other = r"\sqrt{11}"
+    for gold, answer, correct in (
+        (f"{first + second}{root}", f"{first}{root}+{second}{root}", False),
+        (f"{first + second}{root}", f"{first}{root}+{second}{root}={first + second}{root}", True),
+        (f"{first}{root}+{second}{other}", f"{second}{other}+{first}{root}", True),
+        (rf"{first + second}\pi", rf"{first}\pi+{second}\pi", False),
+        (rf"{first}+{second}\pi", rf"{second}\pi+{first}", True),
+    ):
+        grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN), {}, {})
+        assert grade is not None and grade.correct == correct, (gold, answer, grade)
+
+
+@given(st.integers(2, 30), st.integers(4, 12), st.integers(1, 9))
+def test_squares_are_subtracted_and_high_powers_stay(base: int, exponent: int, offset: int) -> None:
+    for value, answer, correct in (
+        ((base + offset) ** 2 - base**2, f"{base + offset}^2-{base}^2", False),
+        (base**exponent - offset, f"{base}^{{{exponent}}}-{offset}", True),
+        (offset * base**exponent, rf"{offset}\cdot{base}^{{{exponent}}}", True),
+    ):
         grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", str(value), "integer", PLAIN), {}, {})
         assert grade is not None and grade.correct == correct, (answer, grade)
 

@@ -19,7 +19,8 @@ The path of a response:
       quantities            percent signs, units, precision and tolerance; rational reads exact fractions
       questions             whether a percentage, a ratio, factors or an expansion is asked for
       closed_form           roots, \pi and polynomials
-    undone                answers that leave the operation undone or repeat the question
+    undone                answers that leave the operation undone or repeat the question (constant_terms: like terms,
+                          squares and small factorials)
     choices               multiple choice: letters, texts and values of options
     limits                refuses texts that are too expensive to compare
     symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),

@@ -1,11 +1,12 @@
 r"""Find answers that equal the gold only because nothing was done: the operation is left, or the question repeated.
 
 A policy that copies `37\times43` out of its question would otherwise be paid for 1591. Undone are products, sums and
-differences of plain numbers, sums, products, integrals, limits and derivatives written out, gcd and mod. Not undone
-are fractions, powers, roots, factorials, binomials, multiples of \pi or e, percentages, mixed numbers, and a chain
-such as 37\times43=1591 that ends (or begins) with its value.
+differences of plain numbers, sums, products, integrals, limits and derivatives written out, gcd and mod, like terms,
+and sums of squares and cubes (constant_terms). Not undone are fractions, powers, roots, factorials, binomials,
+multiples of \pi or e, percentages, mixed numbers, and a chain such as 37\times43=1591 that ends (or begins) with its
+value.
 
-Texts are read by their signs alone and never computed.
+Texts are read by their signs; the sums and products in them are never computed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 
-from vlm_rl.grading.closed_form import DIFFERENTIALS
+from vlm_rl.grading.closed_form import DIFFERENTIALS, parse_closed_form
+from vlm_rl.grading.constant_terms import leaves_like_terms, leaves_small_powers
 from vlm_rl.grading.equations import EQUALS, value_label
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
 from vlm_rl.grading.questions import asks_expansion, asks_factors
@@ -35,6 +38,7 @@ _WRITTEN_OUT = re.compile(
     r"|(?<![A-Za-z])d(?:\^\{[0-9]\})? ?/ ?d ?[a-z]"
 )
 _OPERATOR_OF_GOLD = re.compile(rf"{_WRITTEN_OUT.pattern}|\\frac ?\{{[{{ ]*d[ }}]|\\pmod")
+_POWER_OF_GOLD = re.compile(r"[0-9)}] ?(?:\^(?! ?\\circ)|!)")  # of a numeral, or a factorial
 _REMAINDER = re.compile(r"(.*)\\pmod\{([^{}]*)\}")
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -109,7 +113,10 @@ def unfinished(gold: str, answer: str, question: str) -> str | None:
     if asks_expansion(question) and not _is_product(gold) and _is_product(answer):
         return "unexpanded"
     has_it_too = is_undone(gold) or _holds_form(gold) or _OPERATOR_OF_GOLD.search(gold)
-    return "undone" if is_undone(answer) and not has_it_too else None
+    if has_it_too:
+        return None
+    leaves_powers = _POWER_OF_GOLD.search(gold) is None and any(map(leaves_small_powers, _ends(answer)))
+    return "undone" if leaves_powers or is_undone(answer) else None
 
 
 def _is_product(text: str) -> bool:
@@ -120,7 +127,7 @@ def _is_product(text: str) -> bool:
 
 def is_undone(text: str) -> bool:
     """Return whether a `clean` text, or one of its items, still holds an operation to be done."""
-    return any(_is_undone_item(item) for item in split_top_level(text, _LISTED))
+    return any(_holds_operation(end) or leaves_like_terms(end) for end in _ends(text))
 
 
 def _holds_form(text: str) -> bool:
@@ -130,16 +137,25 @@ def _holds_form(text: str) -> bool:
     return any(" to " in item or parse_form(item) is not None for item in items)
 
 
-def _is_undone_item(text: str) -> bool:
-    """Decide about a value with its label, or a chain: the value that it ends with, or begins with, must be done."""
-    parts = [part for part in split_top_level(text, EQUALS) if part]
-    if value_label(parts):
-        parts = parts[1:]
-    elif len(parts) > 1 and _VARIABLE.fullmatch(parts[-1]):
-        parts = parts[:-1]
-    if not parts or not _holds_operation(parts[-1]):
-        return False
-    return len(parts) == 1 or not _NUMERAL.fullmatch(parts[0].removeprefix("-"))
+def _ends(text: str) -> Iterator[str]:
+    """Yield the value that each item of a `clean` text ends with; a chain may begin with its value: 5=2+3."""
+    for item in split_top_level(text, _LISTED):
+        parts = [part for part in split_top_level(item, EQUALS) if part]
+        if value_label(parts):
+            parts = parts[1:]
+        elif len(parts) > 1 and _VARIABLE.fullmatch(parts[-1]):
+            parts = parts[:-1]
+        if parts and (len(parts) == 1 or not _is_done(parts[0])):
+            yield parts[-1]
+
+
+def _is_done(text: str) -> bool:
+    r"""Return whether a text is a numeral, or another constant in its final form, such as 5\sqrt{2}."""
+    if _NUMERAL.fullmatch(text.removeprefix("-")):
+        return True
+    form = parse_closed_form(text)
+    is_constant = form is not None and all(name.isdigit() for name in form.symbols)
+    return is_constant and not (_holds_operation(text) or leaves_like_terms(text) or leaves_small_powers(text))
 
 
 def _holds_operation(text: str) -> bool:
