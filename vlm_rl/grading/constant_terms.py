@@ -17,7 +17,8 @@ from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.latex import split_top_level
 
 SMALL = 1_000  # powers and factorials below it are worked out, and so do not stand beside each other
-_PARTS = frozenset(r", ; = < > | & \le \ge \ne \to \in \cup \cap \approx \pm \mp \lor \land".split())
+_RELATIONS = r"\le \ge \ne \to \in \cup \cap \approx \pm \mp \lor \land"
+_PARTS = frozenset([*",;=<>|&", *re.findall(r"\\[a-z]+", _RELATIONS)])
 _SIGNS = frozenset("+-")
 _FACTOR_SIGNS = frozenset(["\\cdot", "\\times", "*"])
 _BRACKETS = re.compile(r"[(){}\[\]]")

@@ -27,7 +27,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     authors_gold,
     question_text,
 )
-from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters, stated_value
 from vlm_rl.evaluation.benchmarks.protocols import LUSPO, VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import first_of, gold_text, id_text, mapping, problem_of, text, unwrapped
 from vlm_rl.types import Problem
@@ -85,7 +85,8 @@ def official_rule(problem: Problem, response: Response) -> Judgement | str:
     """Return a verdict on a letter; for everything else the extracted text, which the grader compares."""
     extraction = response.text if response.extraction is None else response.extraction
     if problem.answer_type != "choice":
-        return final_answer(extraction)
+        answer = final_answer(extraction)
+        return stated_value(answer) if response.extraction is None else answer
     letters = final_letters(extraction)
     right = letters == (problem.answer,)
     return Judgement("correct" if right else "wrong", ", ".join(letters), f"names {letters} for {problem.answer}")
