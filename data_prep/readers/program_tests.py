@@ -8,18 +8,18 @@
     "def check(candidate):\\n    assert candidate(1, 2) == 3"            the same, with fn_name beside it
 
 Each may also be JSON text, or the text of the asserts. An object may hold the limits of each test (time_limit,
-memory_limit), which a table may have in columns of their own. Asserts are read, never run: what is expected stays
-outside of the sandbox.
+memory_limit), which a table may have in columns of their own. Asserts are read (written_asserts), never run: what is
+expected stays outside of the sandbox.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+from vlm_rl.data_prep.readers.written_asserts import asserts_in
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
@@ -54,7 +54,8 @@ def tests_in(value: Any, *, seconds: Any = None, memory: Any = None) -> CodeTest
     except UserError as error:
         raise RowError("bad_tests", str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, SyntaxError) as error:
-        raise RowError("bad_tests", f"its tests are not {_FORMS}: {error!r:.120}") from None
+        cause = str(error) if type(error) is ValueError else repr(error)
+        raise RowError("bad_tests", f"its tests are refused: {cause:.200}; the forms are {_FORMS}") from None
 
 
 def _parsed(value: Any) -> Any:
@@ -89,24 +90,14 @@ def _tests(tree: Any) -> dict[str, Any]:
     return {"inputs": inputs, "outputs": outputs, "function": name, "rule": rule}
 
 
-# -- asserts -------------------------------------------------------------------------------------------
-
-
-class _Assert(NamedTuple):
-    function: str
-    arguments: list[Any]
-    expected: Any
-    tolerance: float
-
-
 def _of_asserts(text: str, name: str) -> dict[str, Any]:
-    """Return the tests that asserts describe, those inside of `def check(candidate)` too.
+    """Return the tests that asserts describe.
 
     Args:
         text: the asserts, a Python text.
         name: the function that `candidate` stands for.
     """
-    asserts = [_read_assert(node) for node in _asserts(ast.parse(text))]
+    asserts = list(asserts_in(text))
     functions = {name if item.function == "candidate" and name else item.function for item in asserts}
     if len(functions) != 1:
         raise ValueError(f"asserts call {len(functions)} functions: {', '.join(sorted(functions))}")
@@ -116,78 +107,8 @@ def _of_asserts(text: str, name: str) -> dict[str, Any]:
         "function": functions.pop(),
         "rule": "same",
         "atol": [item.tolerance for item in asserts] if any(item.tolerance for item in asserts) else 0.0,
+        "views": [item.view for item in asserts] if any(item.view for item in asserts) else [],
     }
-
-
-def _asserts(module: ast.Module) -> Iterator[ast.Assert]:
-    """Yield the asserts; whatever else the text does but import and define `check` is refused."""
-    for node in module.body:
-        body = node.body if isinstance(node, ast.FunctionDef) and node.name == "check" else [node]
-        for inner in body:
-            if isinstance(inner, ast.Assert):
-                if not isinstance(inner.test, ast.Constant):  # assert True, "..."
-                    yield inner
-            elif not _means_nothing(inner):
-                raise ValueError(f"{ast.unparse(inner)[:60]!r} is no assert")
-
-
-def _means_nothing(node: ast.stmt) -> bool:
-    """Tell whether a statement is an import, a text, METADATA = ..., `pass`, or a call of `check`."""
-    if isinstance(node, ast.Expr):
-        call = node.value
-        return isinstance(call, ast.Constant) or (
-            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"
-        )
-    return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass) or (
-        isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["METADATA"]
-    )
-
-
-def _read_assert(node: ast.Assert) -> _Assert:
-    """Return an assert that compares a call with a value: ==, is, isclose, abs(call - value) < t, not, or nothing."""
-    test = node.test
-    match test:
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
-            call, value = (left, right) if isinstance(left, ast.Call) and _is_own(left) else (right, left)
-            return _assert(call, _value(value))
-        case ast.Compare(
-            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
-            ops=[ast.Lt() | ast.LtE()],
-            comparators=[limit],
-        ):
-            call, value = (left, right) if isinstance(left, ast.Call) else (right, left)
-            return _assert(call, _value(value), float(_value(limit)))
-        case ast.Call(
-            func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"), args=[call, value], keywords=options
-        ):
-            given = {option.arg: float(_value(option.value)) for option in options}
-            expected = float(_value(value))
-            relative = given.get("rel_tol", given.get("rtol", 1e-9)) * abs(expected)
-            return _assert(call, expected, max(relative, given.get("abs_tol", given.get("atol", 0.0))))
-        case ast.UnaryOp(op=ast.Not(), operand=call):
-            return _assert(call, False)
-        case ast.Call():
-            return _assert(test, True)
-    raise ValueError(f"{ast.unparse(node)[:80]!r} does not compare a call with a value")
-
-
-def _value(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise ValueError(f"{ast.unparse(node)[:80]!r} is no plain value") from None
-
-
-def _is_own(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id not in ("set", "sorted", "list", "tuple", "float", "str")
-
-
-def _assert(call: ast.expr, expected: Any, tolerance: float = 0.0) -> _Assert:
-    if isinstance(call, ast.Call) and _is_own(call) and not call.keywords:
-        function = call.func
-        assert isinstance(function, ast.Name)
-        return _Assert(function.id, [_value(argument) for argument in call.args], expected, tolerance)
-    raise ValueError(f"{ast.unparse(call)[:80]!r} is no call of a function with plain arguments")
 
 
 # -- limits --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -39,6 +40,17 @@ def check(candidate):
          {"inputs": [[[1, -2], {"a": (1,)}], [[], {}]], "outputs": [{1, 2}, None]}),
         (["assert abs(root(2) - 1.414) < 1e-3", "assert math.isclose(root(4), 2, rel_tol=1e-4)"],
          {"inputs": [[2], [4]], "outputs": [1.414, 2.0], "atol": [1e-3, 2 * 1e-4]}),
+        (["assert set(f(1)) == {1, 2}", "assert sorted(f(2)) == [1]", "assert len(f(3)) == 1", "assert f(4) == 1"],
+         {"outputs": [{1, 2}, [1], 1, 1], "views": ["set", "sorted", "len", ""], "function": "f"}),
+        (["assert {1, 2} == set(f(1))"], {"outputs": [{1, 2}], "views": ["set"]}),
+        (["assert f(1)", "assert not f(2)"], {"outputs": [True, False], "views": ["bool", "bool"]}),
+        (["assert f([0] * 3, float('inf')) == [math.pi, -math.inf]"],
+         {"inputs": [[[0, 0, 0], math.inf]], "outputs": [[math.pi, -math.inf]]}),
+        (["assert f(10**9) == 2**40 + 1 and f(1) == 'ab' * 2"],
+         {"inputs": [[10**9], [1]], "outputs": [2**40 + 1, "abab"]}),
+        (["assert f(1) == pytest.approx(2.0)", "assert math.isclose(2.0, f(2), abs_tol=0.5)"],
+         {"outputs": [2.0, 2.0], "atol": [2e-6, 0.5]}),
+        (["assert f(1) == list(range(3))", "assert f(2) == set()"], {"outputs": [[0, 1, 2], set()]}),
     ],
 )  # fmt: skip
 def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
@@ -49,7 +61,18 @@ def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (["assert sorted(f(1)) == [1]"], "'sorted.f.1..' is no plain value"),
+        (["assert f(1) == 1", "assert f(1) in (1, 2)"], r"line 2, 'assert f\(1\) in \(1, 2\)': it does not compare"),
+        (["assert f(1) is not None"], "does not compare a call with a value"),
+        (["assert f(1) != 2"], "does not compare a call with a value"),
+        (["assert f(1)[0] == 2"], "no call of a function with plain arguments"),
+        (["assert sorted(f(1), reverse=True) == [1]"], "sorted has more than one argument"),
+        (["assert f(1) == float('nan')"], "nan equals nothing"),
+        (["assert f(1) == 10 ** 10 ** 10"], "power is too large"),
+        (["assert f(1) == [0] * 10 ** 9"], "more than can be read"),
+        (["assert f(1) == [[0] * 1000] * 1000"], "more than can be read"),
+        (["assert f(1) == list(range(10 ** 9))"], "more than 100000 numbers"),
+        (["assert f(1) == 1 / 0"], "division by zero"),
+        (["assert f(1) == __import__('os').system('true')"], "is no plain value"),
         (["assert f(1) == g(1)"], "'g.1.' is no plain value"),
         (["assert f(x=1) == 1"], "no call of a function with plain arguments"),
         (["assert f(1) == 1", "assert g(1) == 1"], "asserts call 2 functions: f, g"),
@@ -59,7 +82,7 @@ def test_every_form_is_read(cell: Any, wanted: dict[str, Any]) -> None:
         (["x = open('/etc/passwd')", "assert f(1) == 2"], "is no assert"),
         (["assert f(1) =="], "invalid syntax"),
         (["assert f(" * 300], "assert"),
-        ("five", "its tests are not"),
+        ("five", "its tests are refused"),
         (
             [{"input": "1\n2", "output": "3", "testtype": "functional"}],
             "name no function; give inputs, outputs and fn_name",
@@ -126,6 +149,33 @@ def test_a_tolerance_is_of_its_own_test_alone(programs: CodeGrader) -> None:
     meta = {"tests": read_tests(["assert abs(f(9) - 100) < 5", "assert f(1) == 7"]).packed()}
     near, off = "def f(x):\n    return 102 if x == 9 else 7", "def f(x):\n    return 102 if x == 9 else 8"
     assert [verdict for verdict, _ in programs.judge([(near, meta), (off, meta)])] == ["correct", "wrong"]
+
+
+def test_a_program_is_judged_by_the_view_of_its_assert(programs: CodeGrader) -> None:
+    asserts = {
+        "set": "assert set(f(1)) == {1, 2}",
+        "sorted": "assert sorted(f(1)) == [1, 2]",
+        "true": "assert f(1)",
+        "false": "assert not f(1)",
+        "infinite": "assert f(1) == float('inf')",
+    }
+    cases = [
+        ("return [2, 1, 1]", "set", "correct"),
+        ("return [2, 1, 1]", "sorted", "wrong"),
+        ("return (2, 1)", "sorted", "correct"),
+        ("return [3]", "set", "wrong"),
+        ("return 5", "set", "wrong"),
+        ("return [0]", "true", "correct"),
+        ("return 0", "true", "wrong"),
+        ("return ''", "false", "correct"),
+        ("return 'x'", "false", "wrong"),
+        ("return math.inf", "infinite", "correct"),
+        ("return 1e300", "infinite", "wrong"),
+    ]
+    judged = programs.judge(
+        [(f"def f(x):\n    {body}", {"tests": read_tests([asserts[name]]).packed()}) for body, name, _ in cases]
+    )
+    assert [verdict for verdict, _ in judged] == [verdict for *_, verdict in cases]
 
 
 def test_an_output_may_stand_in_a_list_of_its_own(programs: CodeGrader) -> None:

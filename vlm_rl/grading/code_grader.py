@@ -170,4 +170,5 @@ def shown(value: Any) -> str:
 
 
 def _options(tests: CodeTests, number: int) -> dict[str, Any]:
-    return {"function": tests.function, "atol": tests.atol[number] if isinstance(tests.atol, list) else tests.atol}
+    atol = tests.atol[number] if isinstance(tests.atol, list) else tests.atol
+    return {"function": tests.function, "atol": atol} | ({"view": tests.views[number]} if tests.views else {})

@@ -55,8 +55,10 @@ def equal_or_item(call: Sequence[Any], value: Any, expected: Any, **options: obj
     return equal_values(call, value, expected, **options) or equal_values(call, value, expected[0], **options)
 
 
-def same_value(_: Sequence[Any], value: Any, expected: Any, *, atol: float, **__: object) -> bool:
-    """Tell whether a value equals the expected one as an assert compares them, or is as close as it allows."""
+def same_value(_: Sequence[Any], value: Any, expected: Any, *, atol: float, view: str = "", **__: object) -> bool:
+    """Tell whether a value, or a view of it, equals the expected one as an assert compares them, or nearly so."""
+    if view:
+        value = VIEWS[view](value)
     is_close = atol > 0 and isinstance(value, int | float) and abs(value - expected) <= atol
     return bool(is_close or value == expected)
 
@@ -127,6 +129,10 @@ def _digit_distance(first: int, second: int) -> int:
     return sum(abs(int(digit) - int(other)) for digit, other in pairs)
 
 
+# What an assert may make of a value before it compares: set(f(1)) == {1, 2}; bool is that of `assert f(1)`.
+VIEWS: Mapping[str, Callable[[Any], Any]] = {
+    **{view.__name__: view for view in (bool, set, frozenset, sorted, list, tuple, len)},
+}
 RULES: Mapping[str, Callable[..., bool]] = {
     "lines": same_lines,
     "equal": equal_values,

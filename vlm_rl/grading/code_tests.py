@@ -13,12 +13,14 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.grading.code_rules import RULES
+from vlm_rl.grading.code_rules import RULES, VIEWS
 from vlm_rl.sandbox.functions import decode, encode
+
+__all__ = ["VIEWS", "CodeTests", "unpacked"]
 
 _LARGEST = 1 << 29  # bytes of a problem's tests, unpacked
 
@@ -34,6 +36,7 @@ class CodeTests:
     header: str = ""  # comes before each program, as the benchmark's own imports do
     rule: str = "lines"  # a key of code_rules.RULES
     atol: float | list[float] = 0.0  # of floats, for EvalPlus' rules and asserts; a list has one for each test
+    views: list[str] = field(default_factory=list)  # keys of code_rules.VIEWS or "", one for each test of an assert
     seconds: float = 6.0  # of one test: CPU time where the program reads stdin, else by the clock
     memory_mib: int = 1024
 
@@ -46,6 +49,8 @@ class CodeTests:
             and len(outputs) != len(self.inputs),
             "atol is no list of a tolerance for each test": isinstance(self.atol, list)
             and len(self.atol) != len(self.inputs),
+            f"views are not one of {', '.join(VIEWS)} for each test": bool(self.views)
+            and (len(self.views) != len(self.inputs) or not {*self.views} <= {"", *VIEWS}),
             "there are neither outputs nor a reference": outputs is None and not self.reference,
             "a reference for outputs needs a function": is_stdin and outputs is None,
             f"the rule is {self.rule!r}; known: {', '.join(RULES)}": self.rule not in RULES,
@@ -69,7 +74,7 @@ class CodeTests:
 
     def packed(self) -> str:
         """Return the tests as one text."""
-        tree = {field.name: getattr(self, field.name) for field in fields(self)}
+        tree = {each.name: getattr(self, each.name) for each in fields(self)}
         tree |= {"inputs": encode(self.inputs), "outputs": encode(self.outputs)}
         return base64.b64encode(zlib.compress(json.dumps(tree).encode(), 6)).decode()
 
@@ -81,7 +86,7 @@ class CodeTests:
             raise UserError("the problem has no tests in its meta: a program is judged by tests")
         try:
             tree = json.loads(unpacked(text))
-            known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
+            known = {each.name: tree[each.name] for each in fields(cls) if each.name in tree}
             known |= {name: decode(known[name]) for name in ("inputs", "outputs")}
             return cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
