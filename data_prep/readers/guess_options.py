@@ -117,9 +117,13 @@ def guess_answer_form(sample: Sample, column: str, choices: list[str], where: st
     if all(text in options.labels for text, options in answers):
         return "plain"
     is_text = [_is_text(text, options) for text, options in answers]
-    if all(is_text):
-        return "option_text"
     counts = [form for form, first in FIRST_NUMBER.items() if counts_from(answers, first)]
+    if all(is_text):
+        others = [form for form in counts if _read(answers, form) != same]
+        if others:  # options 2, 3, 1 with the answers 2, 3, 1
+            said = "are the texts of options, and could be the numbers of options too"
+            raise UserError(_ask(("option_text", *others), said, sample, column, where))
+        return "option_text"
     if len(counts) > 1:
         raise UserError(_ask(counts, "could be counted from 0 or from 1", sample, column, where))
     if counts:

@@ -134,6 +134,10 @@ def test_the_numbers_of_columns_are_labels_and_a_gap_shifts_no_letter(tmp_path: 
         (["1", "1"], STORED["semicolons"], {"option_number": "BB", "option_number_from_1": "AA"}),
         (["A", "C"], ["C", "A", "B"], {"plain": "AC", "option_text": "BA"}),
         (["1", "2"], {"1": "2", "2": "3", "3": "1"}, {"plain": "AB", "option_text": "CA"}),
+        ([2, 3, 1], [2, 3, 1], {"option_text": "ABC", "option_number_from_1": "BCA"}),
+        (["0", "2"], ["2", "0", "1"], {"option_text": "BA", "option_number": "AC"}),
+        ([2, 1], ["2", "1", "4"], {"option_text": "AB", "option_number": "CB", "option_number_from_1": "BA"}),
+        (["1", "2"], "3; 1; 2", {"option_text": "BC", "option_number_from_1": "AB"}),
     ],
 )
 def test_two_readings_are_asked_about(golds: list, options: Any, forms: dict[str, str], tmp_path: Path) -> None:
@@ -144,6 +148,21 @@ def test_two_readings_are_asked_about(golds: list, options: Any, forms: dict[str
         (tmp_path / form).mkdir()
         rows = prepared(written(tmp_path / form, rows_with(golds, options)), form)
         assert "".join(row["answer"] for row in rows) == letters
+
+
+@pytest.mark.parametrize(
+    ("golds", "options", "letters"),
+    [
+        ([1, 2, 3], [1, 2, 3], "ABC"),  # from 0 there is no third, and from 1 it is the same
+        (["10", "30"], ["10", "20", "30"], "AC"),
+        (["2", "7"], ["7", "2", "9"], "BA"),
+    ],
+)
+def test_options_that_are_numbers_are_read_as_texts_where_nothing_else_fits(
+    golds: list, options: Any, letters: str, tmp_path: Path
+) -> None:
+    rows = prepared(written(tmp_path, rows_with(golds, options)))
+    assert "".join(row["answer"] for row in rows) == letters
 
 
 @pytest.mark.parametrize(
