@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.chat_server import chat_server
+from tests.helpers.images import plain_png
+from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Toys
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.types import Problem
 
 OWN = "tests.helpers.own_reward"
 STEP = {"steps": 1}
@@ -52,6 +56,69 @@ def test_the_part_that_decides_in_training_decides_in_every_evaluation(toys: Toy
     assert asked.code == 0, asked.output[-3000:]
     (by_grader,) = RunDirectory(toys.folder / "grader-eval").evals("heldout")
     assert by_grader.summary["rule"] == "strict" and by_grader.summary["accuracy"] < again.summary["accuracy"]
+
+
+def box_set(folder: Path, count: int) -> Path:
+    """Write problems with one box each: every third is away from the box that the policy has learned to give."""
+    image = plain_png(56, 56)
+    boxes = [[0.1, 0.25, 0.6, 0.8] if index % 3 else [0.6, 0.0, 0.9, 0.1] for index in range(count)]
+    problems = [
+        Problem(
+            f"Box-{index}",
+            f"<image>Where is it? {index}",
+            (image,),
+            str(box),
+            "list",
+            source="Box",
+            meta={"box": box},
+        )
+        for index, box in enumerate(boxes)
+    ]
+    return write_problems(problems, folder, {"min_pixels": 3136, "max_pixels": 1_003_520})
+
+
+@pytest.mark.slow
+def test_a_run_on_boxes_has_one_score_in_training_evaluation_comparison_and_report(toys: Toys) -> None:
+    """A policy that always gives one box is right by IoU where that is the gold, and by no comparison of texts."""
+    folder = toys.folder / "boxes"
+    train, heldout = box_set(folder / "train", 6), box_set(folder / "heldout", 6)
+    response = r"<think> look </think><answer>\boxed{[123, 245, 567, 789]}</answer>"
+    traces = folder / "traces.json"
+    traces.write_text(json.dumps([(f"Box-{index % 6}", response) for index in range(240)]))
+    job = {"model": str(toys.random_model), "train": str(train), "traces": str(traces), "out": str(folder / "warm")}
+    assert toys.runner(warm_start=job).code == 0
+    section = {"threshold": 0.5, "role": "accuracy", "coordinates": "thousandths"}
+    run = toys.train_run(
+        "boxes",
+        model={"path": str(folder / "warm")},
+        data={"train": [str(train)], "eval": [str(heldout)]},
+        reward={"iou": section},
+        rollout={"max_tokens": 48, "prompts_per_step": 6, "temperature": 0.01},
+        train={"steps": 1, "lr": 1e-6, "mini_batch_prompts": 6},
+        eval={"every": 1},
+        checkpoint={"every": 1},
+    )
+    (record,) = run.metrics()
+    assert record["rewards/accuracy/mean"] == record["rewards/iou/mean"] == pytest.approx(4 / 6)
+    (first, last) = run.evals("heldout")
+    verdicts = {f"Box-{index}": "correct" if index % 3 else "wrong" for index in range(6)}
+    for result in (first, last):
+        rows = result.rows(["problem_id", "verdict", "path"]).to_pylist()
+        assert {row["problem_id"]: row["verdict"] for row in rows} == verdicts
+        assert {row["path"] for row in rows} == {"iou"} and result.summary["rule"] == "reward.iou"
+        assert result.summary["accuracy"] == pytest.approx(4 / 6)
+    out = folder / "eval"
+    asked = toys.runner(
+        *("eval", "--model", str(run.path / "latest"), "--data", str(heldout), "--sampler", "transformers"),
+        *("--temperature", "0", "--max-prompt-tokens", "160", "--max-tokens", "48", "--out", str(out)),
+    )
+    assert asked.code == 0 and "reward.iou decides what is right" in asked.output, asked.output[-3000:]
+    (again,) = RunDirectory(out).evals("heldout")
+    assert again.rows(["problem_id", "verdict"]) == last.rows(["problem_id", "verdict"])
+    asked = toys.runner("eval", "compare", str(out), str(run.path / "eval" / "heldout"))
+    assert asked.code == 0 and "reward.iou" in asked.output and "0.667" in asked.output, asked.output
+    assert toys.runner("report", str(run.path), "--out", str(folder / "report.html")).code == 0
+    assert "reward.iou" in (folder / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def _parse_share(text: str) -> Fraction | None:
     if text == "half":
         return Fraction(1, 2)
     match = _SHARE.fullmatch(text)
-    if match is None or (match["many"] and match["many"] not in _UNITS):
+    if match is None or (match["many"] and match["many"] not in _UNITS) or "dozen" in (match["whole"] or ""):
         return None
     plural = bool(match["plural"]) or match["part"] == "halves"
     whole = _parse_positive(match["whole"]) if match["whole"] else Fraction(0)

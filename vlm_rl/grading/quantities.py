@@ -229,6 +229,8 @@ def same_measure(gold: str, answer: str) -> bool | None:
 
     Two measures of the same units must agree part by part: 5 ft 14 in is not 6 ft 2 in.
     """
+    if gold.startswith("-") and answer.startswith("-"):
+        gold, answer = gold[1:].strip(), answer[1:].strip()
     sides = [compound_measure(text) for text in (gold, answer)]
     if not any(sides):
         return None
