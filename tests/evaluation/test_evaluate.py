@@ -463,7 +463,7 @@ def test_boxes_are_judged_by_the_part_that_judged_them_in_training(builder, grad
     found = run_evaluation(Parrot(said), builder, grader, accuracy=part, **how)
     assert [r.verdict for r in found.records] == ["correct", "wrong", "wrong", "correct"]
     assert [r.path for r in found.records[:3]] == ["iou"] * 3 and found.records[3].path != "iou"
-    assert "iou is 0.982; right from 0.5 on" in found.records[0].reason
+    assert "iou gives 0.982; right from 0.5 on" in found.records[0].reason
     assert found.summary["accuracy"] == 0.5 and found.summary["rule"] == "reward.iou"
     with pytest.raises(UserError, match=r"answers of 3 problems, such as 'b0', are boxes.*reward\.iou\.role"):
         run_evaluation(Parrot(said), builder, grader, **how)

@@ -199,7 +199,7 @@ def test_each_role_does_what_its_name_says(grader: Grader) -> None:
     assert third.parts == {"accuracy": 0, "format": 0, "overlong": 0, "function": -2, "told": 0}
     assert (first.total, second.total, third.total, fourth.total) == (4.5, 3.5, -2, 2.5)
     assert (first.grade.verdict, first.grade.path, first.grade.extracted) == ("correct", "holds", "6")
-    assert fourth.grade.reason == "holds is 0; right from 0.5 on"
+    assert fourth.grade.reason == "holds gives 0; right from 0.5 on"
     assert [reward.logged["seen"] for reward in (first, second)] == [11, 9]
     assert third.undecided == {
         "told": "returned None, no finite number",

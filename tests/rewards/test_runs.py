@@ -115,8 +115,9 @@ def test_a_run_on_boxes_has_one_score_in_training_evaluation_comparison_and_repo
     assert asked.code == 0 and "reward.iou decides what is right" in asked.output, asked.output[-3000:]
     (again,) = RunDirectory(out).evals("heldout")
     assert again.rows(["problem_id", "verdict"]) == last.rows(["problem_id", "verdict"])
-    asked = toys.runner("eval", "compare", str(out), str(run.path / "eval" / "heldout"))
-    assert asked.code == 0 and "reward.iou" in asked.output and "0.667" in asked.output, asked.output
+    asked = toys.runner("eval", "compare", str(out), str(run.path))
+    assert asked.code == 0 and "heldout (judged by reward.iou)" in asked.output, asked.output
+    assert "accuracy 66.7 -> 66.7" in asked.output
     assert toys.runner("report", str(run.path), "--out", str(folder / "report.html")).code == 0
     assert "reward.iou" in (folder / "report.html").read_text()
 

@@ -121,7 +121,8 @@ def _compared(
     own = pair(_headline_parts(a), _headline_parts(b))
     other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]
     headline = {} if own is None else {a.summary["headline"]: own}
-    print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other))
+    rule = str(a.summary.get("rule", "")) if "rule" not in other else ""
+    print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other, rule=rule))
     by_rate = {} if rates is None else _by_pass_rate(a.problems, b.problems, rates, benchmark=benchmark)
     by_facet = {} if facet is None else _by_facet(a.problems, b.problems, facet, benchmark=benchmark)
     return {
@@ -310,7 +311,12 @@ def _cell_text(cell: Mapping[str, Any] | None) -> str:
 
 
 def _paired_text(
-    names: tuple[str, str, str], scores: Mapping[str, Paired], parts: Mapping[str, Paired], *, other: Sequence[str]
+    names: tuple[str, str, str],
+    scores: Mapping[str, Paired],
+    parts: Mapping[str, Paired],
+    *,
+    other: Sequence[str],
+    rule: str = "",
 ) -> str:
     """Return a comparison as text.
 
@@ -319,11 +325,13 @@ def _paired_text(
         scores: the change of the accuracy, and of the benchmark's own number where that is a different one.
         parts: the change of the accuracy by category.
         other: settings that differ between A and B.
+        rule: what decided in both; named where it is a part of the reward.
     """
+    judged = f" (judged by {rule})" if rule.startswith("reward.") else ""
     whole = scores["accuracy"]
     over = f" over {whole.num_clusters} clusters" if whole.num_clusters < whole.n else ""
     lines = [
-        f"\n{names[0]}: {names[2]} minus {names[1]}",
+        f"\n{names[0]}{judged}: {names[2]} minus {names[1]}",
         *(f"  {name} {_line(paired)}" for name, paired in scores.items()),
         f"  better on {whole.won}, worse on {whole.lost} problems, exact sign test{over} p = {whole.p_value:.3g}",
         f"  {_length_line(whole)}",

@@ -85,4 +85,6 @@ def regraded(grade: Grade, name: str, outcome: Outcome) -> Grade:
     if isinstance(outcome, str):
         return replace(grade, verdict="error", path=name, reason=outcome)
     verdict = "correct" if outcome >= RIGHT_FROM else "wrong"
-    return replace(grade, verdict=verdict, path=name, reason=f"{name} is {outcome:.3g}; right from {RIGHT_FROM} on")
+    return replace(
+        grade, verdict=verdict, path=name, reason=f"{name} gives {outcome:.3g}; right from {RIGHT_FROM} on"
+    )
