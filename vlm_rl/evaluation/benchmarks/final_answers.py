@@ -138,6 +138,8 @@ def final_letters(response: str) -> tuple[str, ...]:
     opens with it ("C) ... is correct.") and no other line begins with another option's letter.
     """
     answer = _NAMING.sub("", without_markup(final_answer(response)))
+    if closing := _CHINESE_CLOSING.findall(answer):
+        return tuple(sorted(set(re.findall("[A-I]", closing[-1]))))
     if match := _LETTERS.match(answer):
         is_guess = _OR.match(answer, match.end()) is not None
         return () if is_guess else tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
@@ -185,7 +187,9 @@ def final_number(text: str) -> str:
             sign = -1 if shown.startswith("-") else 1
             value = value + sign * factor if is_mixed else value * factor
             shown = ""
-        elif value is not None and factor and gap.strip() == "/" and (is_computed or was_computed):
+        elif (
+            value is not None and factor and gap.strip() == "/" and (was_computed or (is_computed and not match[12]))
+        ):
             value, shown = value / factor, ""
         elif value is not None and gap.strip() in ("+", "-") and (is_computed or was_computed):
             value, shown = value + (-factor if gap.strip() == "-" else factor), ""
