@@ -58,13 +58,21 @@ class Access:
         self._wrong: deque[float] = deque(maxlen=_MAX_WRONG)  # when
 
     def check_origin(self, request: Request) -> None:
-        """Raise HTTPException where the Host does not name this machine, or a different site's page asks."""
+        """Raise HTTPException where the Host does not name this machine, or a different site's page asks.
+
+        A GET of an image or a script has no Origin: there the browser says by Sec-Fetch-Site whose page asks. Somebody
+        may follow a link from anywhere, and opens a page of its own by it.
+        """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.host_allowed(host):
             raise HTTPException(403, "unknown host")
         public = f"{self._public.scheme}://{self._public.netloc}"  # "://" without one, which no browser sends
         if origin not in (None, f"http://{host}", f"https://{host}", public):
             raise HTTPException(403, "foreign origin")
+        asks = request.headers.get
+        follows_link = asks("sec-fetch-mode") == "navigate" and asks("sec-fetch-dest") == "document"
+        if asks("sec-fetch-site") in ("cross-site", "same-site") and not (follows_link and request.method == "GET"):
+            raise HTTPException(403, "foreign site")
 
     def host_allowed(self, host: str) -> bool:
         """Say whether a Host header names this machine, or the proxy's address."""
@@ -127,15 +135,18 @@ class Access:
         return response
 
     def _is_token(self, given: str) -> bool:
-        """Compare in constant time. Raises HTTPException after too many wrong tokens."""
+        """Compare in constant time. Raises HTTPException for one more wrong token after too many.
+
+        The right one is let in at any time: nobody may lock its owner out, and 16 characters are not guessed.
+        """
         assert self._token is not None
+        if hmac.compare_digest(given.encode(), self._token.encode()):
+            return True
         now = time.monotonic()
         if len(self._wrong) == _MAX_WRONG and now - self._wrong[0] < _WRONG_SECONDS:
             raise HTTPException(429, "too many wrong tokens: wait a minute")
-        right = hmac.compare_digest(given.encode(), self._token.encode())
-        if not right:
-            self._wrong.append(now)
-        return right
+        self._wrong.append(now)
+        return False
 
 
 def read_token(path: Path) -> str:

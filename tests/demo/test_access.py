@@ -92,12 +92,14 @@ def test_a_program_sends_the_token(client):
     assert program.predict("", api_name="/summary")["query"]
 
 
-def test_wrong_tokens_are_bounded_and_whoever_is_in_stays_in(client):
+def test_wrong_tokens_are_bounded_and_lock_nobody_out(client):
     log_in(client)
     with httpx.Client(base_url=client.base_url, trust_env=False) as stranger:
         assert [log_in(stranger, f"{TOKEN}{index}").status_code for index in range(10)] == [401] * 10
-        assert log_in(stranger).status_code == 429
-        assert stranger.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 429
+        assert log_in(stranger, "one more").status_code == 429
+        assert stranger.get("/", headers={"Authorization": "Bearer one more"}).status_code == 429
+        assert stranger.get("/config", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert log_in(stranger).status_code == 303
     assert client.get("/").status_code == 200
 
 
@@ -118,6 +120,21 @@ def test_a_foreign_page_cannot_log_a_visitor_in(client):
     for origin in ("http://evil.example", "null", "https://evil.example"):
         assert log_in(client, headers={"Origin": origin}).status_code == 403
     assert log_in(client, headers={"Host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_elsewhere_makes_the_server_do_nothing(client, site):
+    """Its images, scripts and frames ask without an Origin; a link that somebody follows is another thing."""
+    log_in(client)
+    path = "/export/samples.csv"
+    for mode, dest in (("no-cors", "image"), ("no-cors", "script"), ("navigate", "iframe"), ("cors", "empty")):
+        given = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        assert client.get(path, headers=given).status_code == 403, (mode, dest)
+    link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get(path, headers=link).status_code == 200
+    assert client.post("/login", headers=link, content=f"token={TOKEN}").status_code == 403
+    for own in ("same-origin", "none"):
+        assert client.get(path, headers={**link, "Sec-Fetch-Site": own}).status_code == 200
 
 
 class Proxy:
