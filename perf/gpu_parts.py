@@ -173,6 +173,20 @@ def learner(at: Setting, size: str) -> Measured:
     }
 
 
+def rollout(at: Setting) -> Measured:
+    """Measure a decode step of vLLM's by part, on the host and the device."""
+    if not has_vllm():
+        return {}
+    shape = ("--responses", "128", "--rounds", "3") if at.on_card else ("--responses", "8", "--rounds", "1")
+    model = build_model(at.work / "model", at.size("3b"))
+    said = command(HERE / "gpu_rollout.py", "--model", model, *shape, log=at.work / "rollout.txt")
+    rows = [line.strip("| \n").split(" | ") for line in said.splitlines() if line.startswith("| ")]
+    of_way = {row[0]: dict(zip(rows[0][1:], map(float, row[1:]), strict=True)) for row in rows[1:]}
+    ours = of_way["all of ours"]
+    measured = {"host, ms a decode step": ours["host"], "host, of vLLM's own": ours["of vLLM's own"]}
+    return measured | {f"{kind}, ms a decode step": ours[kind] for kind in ("device",) if kind in ours}
+
+
 def versus_trl(at: Setting) -> Measured:
     """Compare a step of our learner with one through TRL's output head on padded rows, where TRL is installed."""
     shape = ("--size", at.size("3b"), "--prompts", "2", "--rounds", "2", "--checkpointing")
@@ -190,6 +204,7 @@ PARTS: Mapping[str, Callable[[Setting], Measured]] = {
     "check-3b": lambda at: check(at, "3b"),
     "learner-3b": lambda at: learner(at, "3b"),
     "step-3b": lambda at: step(at, "3b"),
+    "rollout-3b": rollout,
     # configs/virl39k_luspo_7b_lora_48gb.yaml's adapters and share of the card
     "lora-7b": lambda at: step(
         at,

@@ -75,7 +75,7 @@ def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:
 @pytest.mark.slow
 def test_the_parts_that_no_other_test_runs_pass_at_tiny_size() -> None:
     """The doctor has tests of its own, adapters train in many; TRL is not installed."""
-    names = ["quickstart", "check-3b", "learner-3b", "step-3b"]
+    names = ["quickstart", "check-3b", "learner-3b", "step-3b", "rollout-3b"]
     environment = {**os.environ, "DEVICE": "cpu", "PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", PERF / "gpu.sh", *names], env=environment, capture_output=True, text=True, timeout=900

@@ -7,7 +7,7 @@
     transfer  runs inside a server: how it takes weights from a learner
     nccl      weights by vLLM's NCCL engine; no GPU has run it
 
-Private to this room: worker, which runs inside vLLM's worker.
+Private to this room: worker, which runs inside vLLM's worker; lean_steps, what a decode step does here.
 """
 
 __all__ = ["endpoint", "engine", "nccl", "options", "start", "transfer"]

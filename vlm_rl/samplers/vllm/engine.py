@@ -40,6 +40,7 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
+from vlm_rl.samplers.vllm.lean_steps import ResponseLog, ban, sample_leanly_on_cpu, spare_full_blocks
 from vlm_rl.samplers.vllm.options import (
     engine_environment,
     engine_options,
@@ -116,7 +117,8 @@ class VllmSampler:
             settings["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
-        note = start_note(is_eager=settings["enforce_eager"], on_cpu=self._on_cpu)
+        is_eager = settings["enforce_eager"]
+        note = "" if is_eager and self._on_cpu else start_note(is_eager=is_eager, on_cpu=self._on_cpu)
         if note and rank() == 0 and os.environ.get("VLM_RL_OUTPUT") != "quiet":
             print(note, flush=True)
         phase("vLLM starts")
@@ -134,7 +136,17 @@ class VllmSampler:
         self._adapter, self._loaded = adapter, None
         self._as_published = as_published(model_path)
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
+        self._log = self._lean_steps()
         self._buffers = self._on_each_rank(worker_buffers)
+
+    def _lean_steps(self) -> ResponseLog:
+        """Put our parts into the engine's steps."""
+        scheduler: Any = self._llm.llm_engine.engine_core.engine_core.scheduler
+        self._llm.collective_rpc(ban, kwargs={"ids": list(self._builder.banned_ids)})
+        if self._on_cpu:
+            self._llm.collective_rpc(sample_leanly_on_cpu)
+        spare_full_blocks(scheduler.kv_cache_manager)
+        return ResponseLog(scheduler)
 
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """See Sampler.generate. One of vLLM's requests per response: `n` would share noise between prompts."""
@@ -151,11 +163,12 @@ class VllmSampler:
         ]
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
-            for number, output in self._finished([(of_prompt, setting) for *_, of_prompt, setting in asked]):
+            requests = [(of_prompt, setting) for *_, of_prompt, setting in asked]
+            for number, ids, logprobs, experts in self._finished(requests):
                 rank, index, g, *_ = asked[number]
                 if rank != self._rank:
                     continue
-                groups[index][g] = self._rollout(prompts[index], g, output)
+                groups[index][g] = self._rollout(prompts[index], g, ids, logprobs, experts)
                 if on_group is not None and len(groups[index]) == params.responses:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
@@ -176,9 +189,8 @@ class VllmSampler:
             own_seed = request.seed_of(index, g, sampled=len(ids))
             asked.append(({**shared[index], "prompt_token_ids": whole}, self._sampling(left, own_seed)))
         with _global_random_state_kept():
-            for number, output in self._finished(asked, is_enough=lambda: batch.is_enough):
+            for number, ids, logprobs, _ in self._finished(asked, is_enough=lambda: batch.is_enough):
                 index, g = numbers[number]
-                ids, logprobs = _sampled(output)
                 batch.extend(index, g, ids, logprobs, version=self.policy_version)
         return batch.groups
 
@@ -199,28 +211,29 @@ class VllmSampler:
         requests: Sequence[tuple[dict[str, Any], vllm.SamplingParams]],
         *,
         is_enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[int, vllm.CompletionOutput]]:
-        """Yield each request when it ends. Once is_enough(), yield the unfinished ones too, with the tokens so far.
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]]:
+        """Yield the number, ids, log-probs and routing of each request when it ends.
 
-        Closing the iterator aborts the others.
+        Once is_enough(), the unfinished ones come too, with the tokens so far. Closing the iterator aborts them.
         """
-        from vllm.v1.engine import FinishReason
-
         engine: Any = self._llm.llm_engine
         names: list[str] = []
         try:
             for number, (request, setting) in enumerate(requests):
                 names.append(engine.add_request(str(number), request, setting, lora_request=self._loaded))
+                self._log.keep(names[number])
             while engine.has_unfinished_requests() and not is_enough():
                 alive()
                 for output in engine.step():
                     if output.finished:
-                        yield int(output.request_id), output.outputs[0]
-            for state in engine.output_processor.request_states.values():
-                cut = state.make_request_output([], None, FinishReason.ABORT, None)
-                yield int(cut.request_id), cut.outputs[0]
+                        number = int(output.request_id)
+                        yield number, *self._log.take(names[number]), output.outputs[0].routed_experts
+            for number, name in enumerate(names):
+                if name in engine.output_processor.request_states:
+                    yield number, *self._log.take(name), None
         finally:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
+            self._log.clear()
 
     def stream(self, request: SampleRequest) -> Iterator[int]:
         """See Sampler.stream. Closing the iterator aborts the request."""
@@ -324,20 +337,15 @@ class VllmSampler:
             params,
             seed=seed,
             eos_ids=list(self._builder.eos_ids),
-            banned_ids=list(self._builder.banned_ids),
+            banned_ids=[],  # the worker's model knows them
             whole=whole,
         )
 
-    def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
-        ids, logprobs = _sampled(output)
+    def _rollout(
+        self, prompt: Prompt, index: int, ids: np.ndarray, logprobs: np.ndarray, experts: np.ndarray | None
+    ) -> Rollout:
         return make_rollout(
-            prompt,
-            index,
-            ids,
-            logprobs,
-            builder=self._builder,
-            version=self.policy_version,
-            experts=output.routed_experts,
+            prompt, index, ids, logprobs, builder=self._builder, version=self.policy_version, experts=experts
         )
 
 
@@ -382,13 +390,6 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
     if not ranks:
         raise UserError(f"model.lora.rank is {adapter.rank}, above what vLLM takes: set model.lora.sync=merged")
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
-
-
-def _sampled(output: vllm.CompletionOutput) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of a response, and their log-probs."""
-    flat: Any = output.logprobs
-    assert list(flat.token_ids) == list(output.token_ids), output
-    return np.array(output.token_ids), np.array(flat.logprobs)
 
 
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:

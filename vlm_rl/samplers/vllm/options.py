@@ -158,6 +158,8 @@ def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_si
 def start_note(*, is_eager: bool, on_cpu: bool) -> str:
     """Return a line about what the start of an engine compiles; empty where that is nothing.
 
+    An engine in this process compiles nothing on a CPU (vlm_rl.samplers.vllm.lean_steps).
+
     Raises UserError where the model is compiled, and the cache of that cannot be written.
     """
     if is_eager and on_cpu:
