@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,7 +45,7 @@ def test_the_same_elements_elsewhere_are_found() -> None:
 def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     whole = fingerprint([("w", tensor)])
-    monkeypatch.setattr(fingerprint_module, "_CHUNK", 7)
+    monkeypatch.setattr(fingerprint_module, "_CPU_CHUNK", 7)
     assert fingerprint([("w", tensor)]) == whole
 
 
@@ -54,6 +57,25 @@ def test_any_flipped_bit_changes_the_fingerprint(index: int, bit: int, dtype: to
     bits = flipped.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
     bits[index] ^= torch.tensor(1, dtype=bits.dtype) << bit
     assert fingerprint([("w", tensor)]) != fingerprint([("w", flipped)])
+
+
+def test_a_checksum_by_hand() -> None:
+    """In whole numbers of any size, reduced at the end: a server of another version computes the same."""
+    part, whole = torch.tensor([[1.5, -0.0], [-3.25, 7e30]]), (2, 5)  # columns 2 and 3 of five
+
+    def signed(value: int, bits: int = 64) -> int:
+        return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+    key = hashlib.blake2b(f"w {whole}".encode(), digest_size=8).digest()
+    total = 0
+    for (row, column), value in zip(itertools.product(range(2), (2, 3)), [1.5, 0.0, -3.25, 7e30], strict=True):
+        mixed = signed((5 * row + column) * 0x9E3779B97F4A7C15 + int.from_bytes(key, "big"))
+        mixed = signed((mixed ^ mixed >> 29) * 0xC4CEB9FE1A85EC53)
+        (bits,) = struct.unpack("i", struct.pack("f", value))
+        mixed = signed((mixed ^ bits) * 0xFF51AFD7ED558CCD)
+        total += (mixed ^ mixed >> 33) * 0xC4CEB9FE1A85EC53
+    shard = Shard("w", part, whole, dim=1, start=2)
+    assert join_shards([shard_checksums([shard], dtype=torch.float32)], {}).checksum == total % (1 << 64)
 
 
 def test_changes_that_cancel_in_the_sums_are_found() -> None:
@@ -91,7 +113,7 @@ def test_shards_add_up_to_the_whole(
 ) -> None:
     tensor = torch.randn(4, 12, 6, generator=torch.Generator().manual_seed(0))
     whole = fingerprint([("w", tensor)]).checksum
-    monkeypatch.setattr(fingerprint_module, "_CHUNK", chunk)
+    monkeypatch.setattr(fingerprint_module, "_CPU_CHUNK", chunk)
     shards = shards_of(tensor, dim, ranks, parts=parts)
     assert joined(shards) == whole
     assert joined([shards[0], *shards]) == whole, "what two ranks hold counts once"

@@ -47,9 +47,10 @@ class Plain(VllmSampler):
 
     def responses(self, request: SampleRequest) -> list[list[Drawn]]:
         self._reset_caches()
-        eos, banned = list(self._builder.eos_ids), list(self._builder.banned_ids)
+        vllm, params, builder = self._vllm, request.params, self._builder
+        eos, banned = list(builder.eos_ids), list(builder.banned_ids)
         asked = [
-            (_request(prompt), sampling_options(self._vllm, request.params, seed=seed, eos_ids=eos, banned_ids=banned))
+            (_request(prompt), sampling_options(vllm, params, seed=seed, eos_ids=eos, banned_ids=banned))
             for index, prompt in enumerate(request.prompts)
             for seed in request.seeds(index)
         ]

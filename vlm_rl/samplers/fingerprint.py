@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from vlm_rl.types import NamedTensors
 WeightLayout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
 
 _CHUNK = 1 << 22  # elements hashed at a time: bounds the int64 temporaries to 32 MB each
+_CPU_CHUNK = 1 << 16  # on a CPU, whose caches hold them
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Odd 64-bit multipliers of MurmurHash3's finaliser and, for positions, 2^64 / phi, as signed integers.
 _MIX_1 = 0xFF51AFD7ED558CCD - (1 << 64)
@@ -69,13 +70,13 @@ class FingerprintBuilder:
     def __init__(self, *, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype  # elements are rounded to it first; None takes them as they are
         self._layout: dict[str, tuple[int, ...]] = {}
-        self._checksum = 0
+        self._sums: list[torch.Tensor] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add one tensor. Tied weights are to be given once, as `named_parameters()` does."""
         assert name not in self._layout, f"tensor {name} was given twice"
         self._layout[name] = tuple(tensor.shape)
-        self._checksum += _checksum(Shard(name, tensor, tuple(tensor.shape)), dtype=self.dtype)
+        self._sums.append(_hash_sum(Shard(name, tensor, tuple(tensor.shape)), dtype=self.dtype))
 
     def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass the tensors through, adding each of them."""
@@ -85,7 +86,7 @@ class FingerprintBuilder:
 
     def result(self) -> Fingerprint:
         """Return the fingerprint of the tensors added so far."""
-        return Fingerprint(self._checksum % (1 << 64), dict(self._layout))
+        return Fingerprint(sum(_read(self._sums)) % (1 << 64), dict(self._layout))
 
 
 def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
@@ -98,12 +99,12 @@ def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> F
 
 def shard_checksums(shards: Iterable[Shard], *, dtype: torch.dtype) -> dict[str, int]:
     """Return the part of a fingerprint that each shard is, each rounded to `dtype` first, by name and place."""
-    checksums: dict[str, int] = {}
+    sums: dict[str, torch.Tensor] = {}
     for shard in shards:
         place = f"{shard.name} {shard.dim}:{shard.start}"
-        assert place not in checksums, f"shard {place} was given twice"
-        checksums[place] = _checksum(shard, dtype=dtype)
-    return checksums
+        assert place not in sums, f"shard {place} was given twice"
+        sums[place] = _hash_sum(shard, dtype=dtype)
+    return dict(zip(sums, _read(list(sums.values())), strict=True))
 
 
 def join_shards(ranks: Iterable[Mapping[str, int]], layout: WeightLayout) -> Fingerprint:
@@ -115,8 +116,11 @@ def join_shards(ranks: Iterable[Mapping[str, int]], layout: WeightLayout) -> Fin
     return Fingerprint(sum(checksum for _, checksum in distinct) % (1 << 64), layout)
 
 
-def _checksum(shard: Shard, *, dtype: torch.dtype | None) -> int:
-    """Return the sum over a shard's elements of a hash of bits, position in the whole tensor, name and shape."""
+def _hash_sum(shard: Shard, *, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return the sum over a shard's elements of a hash of bits, position in the whole tensor, name and shape.
+
+    It stays on the shard's device, so that nothing waits for it; `_read` completes it. Integers wrap by design.
+    """
     # Over the shape too: a matrix and its transpose may hold the same elements in the same order.
     key = hashlib.blake2b(f"{shard.name} {shard.whole}".encode(), digest_size=8)
     seed = int.from_bytes(key.digest(), "big", signed=True)
@@ -124,30 +128,29 @@ def _checksum(shard: Shard, *, dtype: torch.dtype | None) -> int:
     stride = math.prod(shard.whole[shard.dim + 1 :])
     run = math.prod(shard.tensor.shape[shard.dim :])
     gap = math.prod(shard.whole[shard.dim :]) - run
-    checksum = 0
-    for number, chunk in enumerate(shard.tensor.detach().reshape(-1).split(_CHUNK)):
+    flat = shard.tensor.detach().reshape(-1)
+    size = _CPU_CHUNK if flat.device.type == "cpu" else _CHUNK
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, chunk in enumerate(flat.split(size)):
         # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
         chunk = (chunk if dtype is None else chunk.to(dtype)) + 0
-        first = number * _CHUNK
-        position = torch.arange(first, first + len(chunk), device=chunk.device)
+        first = number * size
+        mixed = torch.arange(first, first + len(chunk), device=chunk.device)
         if gap:
-            position += position // run * gap + shard.start * stride
-        checksum += _hash_sum(chunk, position, seed=seed)
-    return checksum
+            mixed += mixed // run * gap + shard.start * stride
+        mixed.mul_(_MIX_POSITION).add_(seed)
+        mixed.bitwise_xor_(mixed >> 29).mul_(_MIX_2)
+        mixed.bitwise_xor_(chunk.view(_BITS[chunk.element_size()])).mul_(_MIX_1)
+        total += mixed.bitwise_xor_(mixed >> 33).sum()
+    return total
 
 
-def _hash_sum(chunk: torch.Tensor, position: torch.Tensor, *, seed: int) -> int:
-    """Return the sum of a mixed hash of each element's bits and position. Integer overflow wraps by design.
-
-    Args:
-        chunk: elements of a tensor.
-        position: of each in the whole tensor; overwritten.
-        seed: of the tensor.
-    """
-    bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long()
-    mixed = position.mul_(_MIX_POSITION).add_(seed).bitwise_xor_(position >> 29).mul_(_MIX_2)
-    mixed = mixed.bitwise_xor_(bits).mul_(_MIX_1)
-    return int(mixed.bitwise_xor_(mixed >> 33).mul_(_MIX_2).sum())
+def _read(sums: Sequence[torch.Tensor]) -> list[int]:
+    """Return checksums from the sums of hashes, all of which wait for their last factor. Devices are read once."""
+    if not sums:
+        return []
+    together = torch.stack([total.to(sums[0].device) for total in sums])
+    return together.mul_(_MIX_2).tolist()
 
 
 def buffer_digests(model: nn.Module) -> dict[str, str]:
