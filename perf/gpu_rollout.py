@@ -3,8 +3,8 @@
     python perf/gpu_rollout.py                        # the tiny model; 16, 64 and 128 responses; on a card or a CPU
     python perf/gpu_rollout.py --responses 128 --model FOLDER
 
-All ways take turns in one engine, so that they share a machine's good and bad minutes. A row has medians over the
-rounds, and in a round over the decode steps with all responses in progress. Times of the host are of this thread:
+All ways take turns in one engine, each behind a run of vLLM's own, with which it is compared. A row has medians over
+the rounds, and in a round over the decode steps with all responses in progress. Times of the host are of this thread:
 what waits, as for a card, does not count. On a CPU the sampler's arithmetic is among them, and the forward pass
 stands alone. On a card a step of the device lasts from its first operation to its last, gaps included.
 """
@@ -49,8 +49,9 @@ class Way:
     blocks: str = "ours"
 
 
+OWN = "vLLM's own"
 WAYS: Mapping[str, Way] = {
-    "vLLM's own": Way("vllm", "vllm", "vllm", "vllm"),
+    OWN: Way("vllm", "vllm", "vllm", "vllm"),
     "without log-probs": Way("off", "vllm", "vllm", "vllm"),
     "without seeds": Way("vllm", "off", "vllm", "vllm"),
     "without bias": Way("vllm", "vllm", "off", "vllm"),
@@ -204,28 +205,34 @@ class Bench:
 
 
 def measure(bench: Bench, responses: int, *, rounds: int) -> list[dict[str, dict[str, float]]]:
-    """Return the milliseconds of a step by way and part, for each round the medians over its steps."""
-    measured: list[dict[str, dict[str, float]]] = []
+    """Return the milliseconds of a step by way and part, for each round the medians over its steps.
+
+    vLLM's own way runs anew in front of each other one, which is compared with that run: "of vLLM's own".
+    """
     kinds = [*PARTS, "forward", *["device"] * has_gpu()]
-    names = list(WAYS)
-    for number in range(rounds + 1):
+
+    def of(name: str) -> dict[str, float]:
+        steps = bench.steps(responses, WAYS[name])
+        parts = {kind: 1e3 * statistics.median(step.get(kind, 0.0) for step in steps) for kind in kinds}
+        return parts | {"host": sum(parts[part] for part in PARTS)}
+
+    measured: list[dict[str, dict[str, float]]] = []
+    for _ in range(rounds + 1):
         measured.append({})
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            steps = bench.steps(responses, WAYS[name])
-            parts = {kind: 1e3 * statistics.median(step.get(kind, 0.0) for step in steps) for kind in kinds}
-            measured[-1][name] = parts | {"host": sum(parts[part] for part in PARTS)}
+        for name in WAYS:
+            own = of(OWN)
+            parts = own if name == OWN else of(name)
+            measured[-1][name] = parts | {"of vLLM's own": parts["host"] / own["host"]}
     return measured[1:]  # the first warms up
 
 
 def print_table(responses: int, measured: list[dict[str, dict[str, float]]]) -> None:
-    """Print medians over the rounds; the ratio is that to vLLM's own in the same round."""
+    """Print medians over the rounds."""
     columns = [*PARTS, "host", "us a token", "of vLLM's own", "forward", *["device"] * has_gpu()]
     print(f"\n| {responses} responses, ms a step | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    for name in WAYS:
-        parts = measured[0][name]
+    for name, parts in measured[0].items():
         row = {kind: statistics.median(of_round[name][kind] for of_round in measured) for kind in parts}
         row["us a token"] = 1e3 * row["host"] / responses
-        row["of vLLM's own"] = statistics.median(r[name]["host"] / r["vLLM's own"]["host"] for r in measured)
         print(f"| {name} | {' | '.join(f'{row[column]:.2f}' for column in columns)} |", flush=True)
 
 

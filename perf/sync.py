@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from memory import HUNDRED
@@ -30,9 +31,10 @@ from vlm_rl.toy.tiny_model import build_tiny_model
 
 
 def finish() -> float:
-    """Return the time once the device has done what it was given."""
-    if has_gpu():
-        torch.cuda.synchronize()
+    """Return the time once the device has done what it was given; on a CPU, which may be shared, this process's."""
+    if not has_gpu():
+        return time.process_time()
+    torch.cuda.synchronize()
     return time.perf_counter()
 
 
