@@ -64,9 +64,8 @@ def main() -> None:
     dtype = torch.bfloat16 if has_gpu() else torch.float32
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or build_tiny_model(Path(folder, "model"), **HUNDRED)
-        model = (
-            AutoModelForImageTextToText.from_pretrained(path, dtype=dtype).to(default_device()).requires_grad_(False)
-        )
+        model: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
+        model = model.to(default_device())
         builder = PromptBuilder(path, template=TEMPLATES["think_box"], max_pixels=100_352)
         sampler = make_sampler(
             "vllm", model_path=str(path), builder=builder, max_model_len=512, batch_size=8, dtype=dtype
