@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or build_tiny_model(Path(folder, "model"), **HUNDRED)
         model: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
-        model = model.to(default_device())
+        model = model.to(default_device()).requires_grad_(False)
         builder = PromptBuilder(path, template=TEMPLATES["think_box"], max_pixels=100_352)
         sampler = make_sampler(
             "vllm", model_path=str(path), builder=builder, max_model_len=512, batch_size=8, dtype=dtype
