@@ -60,8 +60,8 @@ class Access:
     def check_origin(self, request: Request) -> None:
         """Raise HTTPException where the Host does not name this machine, or a different site's page asks.
 
-        A GET of an image or a script has no Origin: there the browser says by Sec-Fetch-Site whose page asks. Somebody
-        may follow a link from anywhere, and opens a page of its own by it.
+        A GET of an image or a script has no Origin: there the browser says by Sec-Fetch-Site whose page asks. A link
+        may be followed from anywhere: it opens a page of its own.
         """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.host_allowed(host):

@@ -146,6 +146,7 @@ def rounded(groups: list[list[Drawn]]) -> list[list[Drawn]]:
     return [[(ids, np.array(logprobs, dtype=np.float32).tolist()) for ids, logprobs in group] for group in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_tokens_and_log_probs_are_vllms_own(
     sampler: VllmSampler, prompts: list[Prompt], expected: list[list[list[Drawn]]], number: int
@@ -155,6 +156,7 @@ def test_tokens_and_log_probs_are_vllms_own(
     assert len(lengths) > 2, "no response ends before the others: no place in the batch changes hands"
 
 
+@pytest.mark.slow
 def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
     sampler: VllmSampler, prompts: list[Prompt], expected: list[list[list[Drawn]]]
 ) -> None:
@@ -166,6 +168,7 @@ def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
             assert ids == all_ids[: len(ids)] and logprobs == all_logprobs[: len(ids)]
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_call_that_ended_early(sampler: VllmSampler, prompts: list[Prompt]) -> None:
     def stop(index: int, rollouts: list[Rollout]) -> None:
         raise KeyboardInterrupt
@@ -177,6 +180,7 @@ def test_nothing_is_kept_of_a_call_that_ended_early(sampler: VllmSampler, prompt
     assert streamed == bits(sampler.generate(asked(prompts[:1], responses=1)))[0][0][0]
 
 
+@pytest.mark.slow
 def test_where_no_block_is_looked_for_vllm_would_find_none_and_change_nothing(
     sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
@@ -206,6 +210,7 @@ def test_where_no_block_is_looked_for_vllm_would_find_none_and_change_nothing(
     assert counts["spared"] > 5 * counts["asked"] > 0
 
 
+@pytest.mark.slow
 def test_a_model_with_windows_keeps_vllms_search_for_blocks(sampler: VllmSampler) -> None:
     from vlm_rl.samplers.vllm.lean_steps import spare_full_blocks
 
