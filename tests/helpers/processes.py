@@ -26,13 +26,13 @@ def processes_with(text: str) -> list[int]:
 
 
 def listening() -> set[str]:
-    """Return the addresses on which this process listens, as hex words of /proc/net/tcp and tcp6, ports left out."""
+    """Return the addresses on which this process listens, as address:port in the hex of /proc/net/tcp and tcp6."""
     places = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":  # LISTEN
-                places[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+                places[f"socket:[{fields[9]}]"] = fields[1]
     found: set[str] = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError, KeyError):  # closed meanwhile; no such socket

@@ -162,14 +162,14 @@ def with_adapter(folder: Path) -> None:
 
 
 LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "key": (lambda f: set_key(f, "transformers_weights", "other.safetensors"), "an entry transformers_weights"),
+    "key": (lambda f: set_key(f, "transformers_weights", "other.safetensors"), "has transformers_weights"),
     "deep key": (
         lambda f: set_key(f, "transformers_weights", "other.safetensors", "text_config"),
-        "an entry transformers_weights",
+        "has transformers_weights",
     ),
     "quantized": (
         lambda f: set_key(f, "quantization_config", {"load_in_4bit": True}),
-        "an entry quantization_config",
+        "has a quantization_config",
     ),
     "kernel": (lambda f: set_key(f, "_attn_implementation", "someone/kernel"), "run a kernel from a hub"),
     "second file": (with_second_file, "holds other.safetensors beside model.safetensors"),

@@ -164,19 +164,19 @@ def check_divides(model_config: Any, rollout: RolloutConfig, setting: str = "rol
 
 
 _REFUSED_KEYS = {
-    "auto_map": "asks to run code that comes with the model: use a model whose classes are in transformers, or "
-    "remove the entry",
-    "transformers_weights": "names the file of the weights, which vLLM does not read: name the weights "
-    "model.safetensors, or model.safetensors.index.json with its shards, and remove the entry",
-    "quantization_config": "lets loaders change the weights, each in its way: use the model in its full precision "
-    "(model.lora.load_in_4bit is how a run keeps it in 4 bits)",
+    "auto_map": "an auto_map, which asks to run code that comes with the model: use a model whose classes are in "
+    "transformers, or remove the entry",
+    "transformers_weights": "transformers_weights, which names a file of weights that vLLM does not read: name the "
+    "weights model.safetensors, or model.safetensors.index.json with its shards, and remove the entry",
+    "quantization_config": "a quantization_config, which lets loaders change the weights, each in its way: use the "
+    "model in its full precision (model.lora.load_in_4bit is how a run keeps it in 4 bits)",
 }
 
 
 def _check_config(file: Path) -> None:
     for key, value in _items(_read_json(file)):
         if key in _REFUSED_KEYS and value is not None:
-            raise UserError(f"model.path: {file} has an entry {key}, which {_REFUSED_KEYS[key]}")
+            raise UserError(f"model.path: {file} has {_REFUSED_KEYS[key]}")
         if key.endswith("_implementation") and "/" in str(value):
             raise UserError(
                 f"model.path: {file} has {key} {value!r}, which asks to run a kernel from a hub: remove the entry"
