@@ -16,6 +16,16 @@ PLAIN = TEMPLATES["plain"]
 NUMBERS = st.integers(-99, 99)
 # (gold, answer, whether it is right)
 NOTATIONS = [
+    ('3\\vec{i}', '(3,0)', True),
+    ('(0,-2)', '-2\\mathbf{j}', True),
+    ('5\\hat{k}', '(0,0,5)', True),
+    ('(0,\\frac12,0)', '\\frac{1}{2}\\hat{j}', True),
+    ('3\\vec{i}', '(0,3)', False),
+    ('3i', '(3,0)', False),
+    ('k(k+1)', '(0,0,2)', False),
+    ('x=3\\pm2', 'x=5 or x=1', True),
+    ('3\\pm0.5', '2.5, 3.5', True),
+    ('3\\pm2', '3-2, 2+4', False),
     ('2\\hat{i}-\\hat{j}', '2\\mathbf i-\\mathbf j', True),
     ('2\\hat{i}-\\hat{j}', '2i-j', True),
     ('2\\hat{i}-\\hat{j}', '2i+j', False),
@@ -98,7 +108,7 @@ NOTATIONS = [
     ('3\\mathbf{i}-4\\mathbf{j}', '\\begin{pmatrix}3\\\\-4\\end{pmatrix}', True),
     ('(1,2,3)', '\\begin{pmatrix}1&2&3\\end{pmatrix}', True),
     ('(1,2,3)', '\\begin{pmatrix}1\\\\2\\\\4\\end{pmatrix}', False),
-    ('(0,1,0)', '\\mathbf{j}', False),
+    ('(0,1,0)', '\\mathbf{j}', True),
     ('(1,0,2)', '\\mathbf{i}+2\\mathbf{k}', True),
     ('(\\frac12,-\\sqrt3)', '\\frac12\\mathbf{i}-\\sqrt3\\mathbf{j}', True),
     ('3+4i', '(3,4)', False),

@@ -17,6 +17,17 @@ PLAIN = TEMPLATES["plain"]
 NUMBERS = st.integers(2, 999)
 # (gold, answer, whether it is right)
 ANSWERS = [
+    ('5, 1', '3\\pm2', False),
+    ('5, 1', 'x=\\frac{6\\pm4}{2}', False),
+    ('2+\\sqrt3, 2-\\sqrt3', '2\\pm\\sqrt3', True),
+    ('3\\pm2', '3\\pm2', True),
+    ('3, -3', '\\pm3', True),
+    ('55', '1+2+\\dots+10=55', True),
+    ('55', 'S=1+2+...+10=55', True),
+    ('120', '1\\cdot2\\cdots5=120', False),  # no operator before the dots: what they leave out is open
+    ('55', '1+2+\\dots+10', False),
+    ('55', '1+2+\\dots+10=45', False),
+    ('55', '54.9\\dots=55', False),
     ('2x', '\\frac{\\partial}{\\partial x}x^2', False),
     ('5/6', '0.5+\\frac13', False),
     ('1/2', '0+\\frac12', False),
@@ -257,6 +268,13 @@ ANSWERS = [
 ]  # fmt: skip
 # (question, gold, answer, whether it is right)
 QUESTIONS = [
+    ('Simplify the ratio 4:6.', '2:3', '4:6', False),
+    ('Simplify the ratio 4 to 6.', '2:3', '4:6', False),
+    ('Write $10:15:20$ in simplest form.', '2:3:4', '10:15:20', False),
+    ('化简 8:6', '4:3', '8:6', False),
+    ('The sides are as 2:3. The perimeters?', '2:3', '2:3', True),
+    ('Of 8 cats and 12 dogs, what is the ratio?', '2:3', '8:12', True),
+    ('The train leaves at 04:30. When?', '4:30', '04:30', True),
     ('Compute $\\max(5,6)$.', '6', '\\max(5,6)', False),
     ('Find $\\lfloor 3.7 \\rfloor$.', '3', '\\lfloor 3.7\\rfloor', False),
     ('Find $\\begin{vmatrix}2&0\\\\0&3\\end{vmatrix}$.', '6', '\\begin{vmatrix}2&0\\\\0&3\\end{vmatrix}', False),

@@ -63,7 +63,7 @@ def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
         return Collection("set", [])
     if len(_PLUS_MINUS.findall(text)) == 1 and not split_top_level(text, _COMMAS)[1:]:
         parts = [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+").strip() for sign in "+-"]
-        return Collection("set", parts)
+        return Collection("set", [_computed(part) for part in parts])
     if (outer := outer_brackets(text)) is not None:
         return _bracketed(*outer, answer_type)
     quantity = split_quantity(text)
@@ -72,6 +72,13 @@ def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
     items = bare_items(text)
     is_unordered = len(split_top_level(text, _SEMICOLON)) > 1
     return Collection("bare", items, is_unordered=is_unordered) if len(items) > 1 else None
+
+
+def _computed(text: str) -> str:
+    r"""Return `x=3-2` of `x=3\pm2` as x=1, since 3-2 alone is a score; what is no fraction stays."""
+    label, equals, value = text.rpartition("=")
+    number = as_rational(value)
+    return text if number is None else f"{label}{equals}{number}"
 
 
 def with_set_braces(gold: str) -> str:

@@ -88,6 +88,7 @@ _TUPLE_NAMES = re.compile(r"^\(([a-z](?: ?, ?[a-z])+)\) ?(?:=|\\in(?![A-Za-z])) 
 _SET_DESCRIPTION = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
+_CONTINUED = re.compile(r"[-+*] ?\\dots(?![A-Za-z])|\\(?:cdot|times) ?\\dots(?![A-Za-z])")  # 1+2+\dots+10
 _CONNECTIVE_SIGN = re.compile(r"\\(?:land|wedge|lor|vee)(?![A-Za-z])")
 _CONNECTIVE = re.compile(rf"{_CONNECTIVE_SIGN.pattern}| (?:and|or) ")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
@@ -204,6 +205,11 @@ class AnswerComparison(ValueComparison):
         """
         if not _APPROXIMATE.search(answer) or _APPROXIMATE.search(gold):
             return None
+        sides = split_top_level(answer, EQUALS)
+        values = [side for side in sides if not _APPROXIMATE.search(_CONTINUED.sub("", side))]
+        if values != [answer] and len(values) == len(sides) and not _APPROXIMATE.search(sides[-1]):
+            said = [side for side in sides if not _APPROXIMATE.search(side)]
+            return self._decide(gold, "=".join(said), is_whole=is_whole)  # 1+2+\dots+10=55 says 55
         parts = split_top_level(answer, _ABOUT)
         number = split_quantity(parts[-1]).body
         if self._margin and len(parts) == 2 and not parts[0] and as_rational(number) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 # "what percentage of", "by what percent", "express it as a percentage"; but not "what is 20 percent of 5"
@@ -17,6 +18,7 @@ _NAME = r"[tx-z] ?(?:_ ?\{? ?[0-9] ?\}?|[₀-₉])"
 _SIGN = r"(?:[-+*/=<>≤≥]|\\(?:le|ge|leq|geq|cdot|times)(?![A-Za-z]))"
 _USES_INDICES = re.compile(rf"{_NAME}[ $]*{_SIGN}|(?:{_SIGN}|[0-9]) ?{_NAME}")
 _RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)
+_TERMS = re.compile(r"(?<![\w.:])[0-9]{1,15}(?: ?(?::| to ) ?[0-9]{1,15})+(?![\w:]|\.[0-9])")
 
 
 def asks_percentage(question: str) -> bool:
@@ -27,6 +29,19 @@ def asks_percentage(question: str) -> bool:
 def asks_ratio(question: str) -> bool:
     """Return whether the question is about a ratio, so that 4:30 is not a time."""
     return _RATIO.search(question) is not None
+
+
+def repeats_ratio(question: str, gold: str, answer: str) -> bool:
+    """Return whether a `clean` answer is a ratio of the question, other than the gold, that can be reduced."""
+    terms = _terms(answer) if _TERMS.fullmatch(answer) else []
+    is_reduced = math.gcd(*terms) == 1
+    if is_reduced or (_TERMS.fullmatch(gold) and _terms(gold) == terms):
+        return False
+    return terms in [_terms(match[0]) for match in _TERMS.finditer(question)]
+
+
+def _terms(ratio: str) -> list[int]:
+    return [int(term) for term in re.findall("[0-9]+", ratio)]
 
 
 def uses_indices(question: str) -> bool:

@@ -20,7 +20,7 @@ from vlm_rl.grading.closed_form import DIFFERENTIALS, parse_closed_form
 from vlm_rl.grading.constant_terms import leaves_like_terms, leaves_small_powers
 from vlm_rl.grading.equations import EQUALS, value_label
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
-from vlm_rl.grading.questions import asks_expansion, asks_factors
+from vlm_rl.grading.questions import asks_expansion, asks_factors, repeats_ratio
 from vlm_rl.grading.rational import NUMBER
 from vlm_rl.grading.written_forms import parse_form
 
@@ -47,6 +47,7 @@ _RULES = tuple(
         (r"\^\\circ|\\dollar|%|[€£¥₹]", ""),
         (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "/"),
+        (r"\\(?:pm|mp)(?![A-Za-z])", "+"),
         (r"_ ?(?:\{[^{}]*\}|[0-9A-Za-z])", ""),
         (r"(\\sqrt) ?\[[^][]*\]", r"\1"),
     )
@@ -68,7 +69,7 @@ _FLAT_RULES = tuple(
     )
 )
 _PARTS = re.compile(
-    r"[,;=<>|&\[\]]|\\(?:le|ge|ne|to|in|cup|cap|approx|pm|mp|lor|land|vee|wedge|setminus|mid|[lr](?:floor|ceil))(?![A-Za-z])"
+    r"[,;=<>|&\[\]]|\\(?:le|ge|ne|to|in|cup|cap|approx|lor|land|vee|wedge|setminus|mid|[lr](?:floor|ceil))(?![A-Za-z])"
     r"|(?<![A-Za-z\\])(?:or|and|或|和)(?![A-Za-z])"
 )
 _TERM_SIGN = re.compile(r"(?<=[^-+*/])([-+]+)")
@@ -105,7 +106,7 @@ def unfinished(gold: str, answer: str, question: str) -> str | None:
         return None
     if len(answer) > MAX_READ:
         return "undone" if len(answer) > 4 * len(gold) else None
-    if question and repeats_question(question, gold, answer):
+    if question and (repeats_question(question, gold, answer) or repeats_ratio(clean(question), gold, answer)):
         return "repeated"
     if asks_factors(question) and (wanted := _count_factors(gold)) is not None:
         given = _count_factors(answer)

@@ -22,9 +22,14 @@ _UNIT_VECTOR = re.compile(
 )
 _COMBINATION = re.compile(r"[-+0-9./(){} ijk]|\\(?:frac|sqrt|cdot|times|pi)(?![A-Za-z])")
 
+_ROOT_OF_UNIT = re.compile(r"\\sqrt ?\{[^{}]*[ijk]")
+
 
 def vector_components(text: str) -> tuple[str, list[str]] | None:
-    """Return (notation, components) of a `clean` text: tuple, bracket, row, column, units; None for all else."""
+    """Return (notation, components) of a `clean` text, or None.
+
+    Notations: tuple, bracket, row, column, binomial, units, and unit for a multiple of one unit vector.
+    """
     bare = _TRANSPOSED.sub("", text)
     if match := _BINOMIAL.fullmatch(bare):
         return "binomial", [match[1].strip(), match[2].strip()]
@@ -37,8 +42,11 @@ def vector_components(text: str) -> tuple[str, list[str]] | None:
     if outer is not None and (brackets := (outer[0], outer[2])) in _NOTATIONS:
         items = split_top_level(outer[1], _COMMA)
         return (_NOTATIONS[brackets] if bare == text else "column", items) if len(items) > 1 else None
-    components = _of_units(_UNIT_VECTOR.sub(lambda match: f" {match[1] or match[2]} ", text))
-    return None if components is None else ("units", components)
+    marked = _UNIT_VECTOR.search(text) is not None
+    components = _of_units(_UNIT_VECTOR.sub(lambda match: f" {match[1] or match[2]} ", text), may_be_i=marked)
+    if components is None:
+        return None
+    return ("units" if components.count("0") < 2 else "unit", components)
 
 
 def may_be_equal(notation: str, other: str) -> bool:
@@ -62,14 +70,18 @@ def columns_alike(gold: str, answer: str) -> tuple[str, str]:
 
 def same_dimension(golds: list[str], answers: list[str], notations: set[str]) -> tuple[list[str], list[str]]:
     """Return both without the third component 0 that unit vectors leave out: 3i-4j in a plane."""
-    if "units" in notations and {len(golds), len(answers)} == {2, 3}:
+    if notations & {"units", "unit"} and {len(golds), len(answers)} == {2, 3}:
         golds, answers = (side[:2] if len(side) == 3 and side[2] == "0" else side for side in (golds, answers))
     return golds, answers
 
 
-def _of_units(text: str) -> list[str] | None:
-    """Return the coefficients of i, j and k, of which two or more occur; None for another expression."""
-    if not re.search("[jk]", text) or _COMBINATION.sub("", text):
+def _of_units(text: str, *, may_be_i: bool) -> list[str] | None:
+    """Return the coefficients of i, j and k; None for another expression.
+
+    In a multiple of one of them it occurs once: k(k+1) is no vector. One of i alone must be marked as a vector, since
+    3i is a complex number.
+    """
+    if not re.search("[ijk]" if may_be_i else "[jk]", text) or _COMBINATION.sub("", text):
         return None
     coefficients = []
     for unit in "ijk":
@@ -81,4 +93,6 @@ def _of_units(text: str) -> list[str] | None:
         coefficients.append(reduced if unit in re.findall(r"(?<![A-Za-z\\])[ijk](?![A-Za-z])", text) else "0")
     form = parse_closed_form(re.sub(r"(?<![A-Za-z\\])[ijk](?![A-Za-z])", "(0)", text))
     is_homogeneous = form is not None and not form.numerator
-    return coefficients if is_homogeneous and coefficients.count("0") < 2 else None
+    occurrences = len(re.findall(r"(?<![A-Za-z\\])[ijk](?![A-Za-z])", text))
+    is_multiple = coefficients.count("0") == 2 and occurrences == 1 and not _ROOT_OF_UNIT.search(text)
+    return coefficients if is_homogeneous and (is_multiple or coefficients.count("0") < 2) else None
