@@ -26,7 +26,7 @@ from vlm_rl.data_prep.readers.cells import (
 )
 from vlm_rl.data_prep.readers.find_data import FoundData
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
-from vlm_rl.data_prep.readers.guess_options import NO_CHOICES, guess_answer_form, guess_choices
+from vlm_rl.data_prep.readers.guess_options import NO_CHOICES, check_no_options, guess_answer_form, guess_choices
 from vlm_rl.data_prep.readers.image_files import locate_file
 from vlm_rl.data_prep.readers.row_golds import answers_in
 from vlm_rl.data_prep.readers.sample import (
@@ -120,6 +120,8 @@ def guess(
     _check_no_boxes(answer[0], sample, where)
     images = [*given.get("images", ())] or _images(sample, data.tables[0].parent, where)
     choices = [*given.get("choices", ())] or ([] if has_no_choices else guess_choices(sample, where))
+    if not choices and not has_no_choices:
+        check_no_options(sample, question[0], answer[0], images, where)
     category = best(CATEGORIES, lambda values: all(isinstance(value, str) for value in values), sample)
     difficulty = best(PASS_RATES, lambda values: all(isinstance(value, float | int) for value in values), sample)
     columns = Columns(

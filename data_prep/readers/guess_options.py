@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vlm_rl.data.golds import LETTERS
-from vlm_rl.data_prep.readers.cells import answer_of
+from vlm_rl.data.golds import LETTERS, parse_choices
+from vlm_rl.data_prep.readers.cells import answer_of, cell, question_of
 from vlm_rl.data_prep.readers.option_cells import (
     FIRST_NUMBER,
     OPTION_COLUMN,
@@ -19,6 +19,7 @@ from vlm_rl.data_prep.readers.option_cells import (
 )
 from vlm_rl.data_prep.readers.row_golds import answers_in, text_of_answer
 from vlm_rl.data_prep.readers.sample import Names, Sample, best, message, several
+from vlm_rl.data_prep.readers.written_values import unwritten
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -46,6 +47,38 @@ def guess_choices(sample: Sample, where: str) -> list[str]:
         said = f"{odd[0]!r} looks like the options, but cannot be read: {fault}"
         raise UserError(message(where, sample, f"{said}. If it holds none: --choices {NO_CHOICES}"))
     return columns
+
+
+def check_no_options(sample: Sample, question: str, answer: str, images: Sequence[str], where: str) -> None:
+    """Raise UserError where all answers are letters, and a column that nothing reads has a list with room for each.
+
+    Args:
+        sample: the first rows; no column of options was found in them.
+        question, answer, images: the columns that are read.
+        where: the table, for the message.
+    """
+    answers = [_answer(row, answer) for row in sample.rows]
+    letters = [text.strip("(). ") if isinstance(text, str) else "" for text in answers]
+    if not letters or any(len(letter) != 1 or letter not in LETTERS for letter in letters):
+        return
+    if any(_lists_options(row, question) for row in sample.rows):
+        return
+    for column in sample.columns:
+        lists = [unwritten(cell(row, column)) for row in sample.rows]
+        has_room = all(
+            isinstance(texts, list | dict) and len(texts) > max(1, LETTERS.index(letter)) and _are_options(texts)
+            for texts, letter in zip(lists, letters, strict=True)
+        )
+        if has_room and column not in (question, answer, *images):
+            said = f"the answers are letters, and {column!r} may hold their options. If it does: --choices {column}"
+            raise UserError(message(where, sample, f"{said}, else --choices {NO_CHOICES}"))
+
+
+def _lists_options(row: dict[str, Any], question: str) -> bool:
+    try:
+        return bool(parse_choices(str(question_of(row, question))))
+    except RowError:
+        return False
 
 
 def _one_each(sample: Sample) -> list[str]:

@@ -189,6 +189,26 @@ def test_options_that_cannot_be_read_are_refused_by_name(options: Any, tmp_path:
     assert [row["choices"] for row in prepared(file, choices=["none"])] == [[], []]
 
 
+@pytest.mark.parametrize("stored", ["list", "objects", "object", "python_text"])
+def test_letters_beside_a_list_of_any_name_are_asked_about(stored: str, tmp_path: Path) -> None:
+    rows = [
+        {"question": f"Which is tree {n}?", "answer": "ABC"[n], "candidates": STORED[stored], "tags": ["botany"]}
+        for n in ORDER
+    ]
+    file = written(tmp_path, rows)
+    with pytest.raises(UserError, match=r"'candidates' may hold .*: --choices candidates, else --choices none"):
+        prepared(file)
+    assert [row["choices"] for row in prepared(file, choices=["candidates"])] == [TREES] * 3
+    (tmp_path / "none").mkdir()
+    file = written(tmp_path / "none", rows)
+    assert [row["choices"] for row in prepared(file, choices=["none"])] == [[]] * 3
+
+
+def test_a_list_without_room_for_the_letters_is_not_asked_about(tmp_path: Path) -> None:
+    rows = [{"question": f"Which is {n}?", "answer": "ABD"[n], "tags": ["oak", "elm", "ash"]} for n in range(3)]
+    assert [row["answer"] for row in prepared(written(tmp_path, rows))] == ["A", "B", "D"]
+
+
 def test_options_in_the_question_make_letters_too(tmp_path: Path) -> None:
     question = "Which?\nA. red oak\nB. elm"
     golds = ["A. red oak", "elm", "B", "D", "5"]

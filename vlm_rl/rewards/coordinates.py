@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_N = r"[\"']?([-+]?\d{1,6}(?:\.\d{1,20})?)(?:\s?(?:px|pixels?)\b)?[\"']?"
+_N = r"[\"']?([-+]?(?:\d{1,6}(?:\.\d{1,20})?|\.\d{1,20}))(?:\s?(?:px|pixels?)\b)?[\"']?"
 _SPACE = r"\s{0,9}"
 _NEXT = rf"(?:{_SPACE}[,;]{_SPACE}|\s{{1,9}})"  # between two numbers
 _FOUR = _SPACE + _NEXT.join([_N] * 4) + _SPACE
