@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.helpers.example_run import build_run
-from vlm_rl.config import load_config, parse_config
+from vlm_rl.config import RewardConfig, load_config, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.learner.policy import load_model
 from vlm_rl.model_files import model_folder
@@ -52,6 +53,11 @@ def test_a_mistake_is_answered_before_a_heavy_import(tmp_path: Path) -> None:
         ),
         ([*train, "rollout.responses_per_prompt=1"], ["every advantage would be 0", "no model folder"]),
         ([*train, "--dry-run", "rollout.responses_per_prompt=1"], ["every advantage would be 0"]),
+        ([*train, "rollout.responses_per_prompt=1"], ["rollout.responses_per_prompt is 1", "nothing learned"]),
+        (
+            [*train, "reward.accuracy=0", "reward.format=0", "reward.overlong_buffer=0"],
+            ["the weight of every part is 0", "reward.accuracy=1"],
+        ),
         ([*train, f"out={tmp_path}/file/run"], ["cannot write the run directory", "no model folder"]),
         ([*train, "--resume"], [f"no run directory at {tmp_path}/run"]),
         ([*train, "--dry-run"], [f"no model folder at {tmp_path}/model, and its name is none of"]),
@@ -80,6 +86,30 @@ def test_a_mistake_is_answered_before_a_heavy_import(tmp_path: Path) -> None:
         assert (code, heavy) == (2, []), words
         assert [part for part in expected if part not in said] == [], words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "recipe.yaml"], "a refused run leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "pays_nothing"),
+    [
+        ({}, True),
+        ({"accuracy": 1}, False),
+        ({"overlong_buffer": 8}, False),
+        ({"overlong_buffer": 8, "overlong_factor": 0}, True),
+        ({"coin": 1}, False),
+        ({"repetition": 0.1}, False),
+        ({"point_in_box": {"weight": 0.5}}, False),
+        ({"point_in_box": {"weight": 0}}, True),
+        ({"iou": {"role": "accuracy"}}, True),  # it decides what reward.accuracy pays, which is nothing
+        ({"functions": {"own": {"path": "a.b", "role": "logged"}}, "allow_function": True}, True),
+        ({"functions": {"own": {"path": "a.b", "weight": -1}}, "allow_function": True}, False),
+        ({"function": "a.b", "allow_function": True}, False),
+    ],
+)
+def test_a_reward_whose_parts_all_weigh_nothing_is_known_before_a_run(
+    changes: dict[str, Any], pays_nothing: bool
+) -> None:
+    reward = RewardConfig(**({"accuracy": 0, "format": 0, "overlong_buffer": 0} | changes))
+    assert reward.pays_nothing is pays_nothing
 
 
 @pytest.fixture

@@ -163,6 +163,15 @@ class RewardConfig(ConfigSection):
         """Return the name of the part with the role accuracy; None where the grader decides."""
         return next(iter(self._accuracy_parts()), None)
 
+    @property
+    def pays_nothing(self) -> bool:
+        """Return whether every response has the reward 0."""
+        sections = (*self.functions.values(), self.iou, self.point_in_box, self.judge)
+        weights = [section.weight for section in sections if section and section.role == "part"]
+        overlong = self.overlong_factor if self.overlong_buffer else 0.0
+        weights += [overlong, self.function_weight if self.function else 0.0]
+        return not any((self.accuracy, self.format, self.coin, self.repetition, self.brevity, *weights))
+
     def _accuracy_parts(self) -> list[str]:
         sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
         return [name for name, section in sections.items() if section and section.role == "accuracy"]

@@ -176,6 +176,11 @@ def _check_groups(config: Config) -> None:
             "rollout.responses_per_prompt is 1: a response is compared with the others to its prompt, so every "
             "advantage would be 0 and nothing learned; set 2 or more"
         )
+    if config.reward.pays_nothing:
+        raise UserError(
+            "reward: the weight of every part is 0, so that all responses get the same reward and every advantage "
+            "would be 0; give one a weight, such as reward.accuracy=1"
+        )
 
 
 def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel") -> None:
