@@ -108,8 +108,8 @@ def test_a_mistake_is_answered_before_a_heavy_import(tmp_path: Path) -> None:
 def test_a_reward_whose_parts_all_weigh_nothing_is_known_before_a_run(
     changes: dict[str, Any], pays_nothing: bool
 ) -> None:
-    reward = RewardConfig(**({"accuracy": 0, "format": 0, "overlong_buffer": 0} | changes))
-    assert reward.pays_nothing is pays_nothing
+    values: dict[str, Any] = {"accuracy": 0, "format": 0, "overlong_buffer": 0} | changes
+    assert RewardConfig(**values).pays_nothing is pays_nothing
 
 
 @pytest.fixture
