@@ -39,6 +39,7 @@ from vlm_rl.data_prep.readers.sample import (
     message,
     read_sample,
     several,
+    why_unreadable,
 )
 from vlm_rl.data_prep.readers.written_values import plain_text, unwritten
 from vlm_rl.data_prep.records import RowError
@@ -106,7 +107,9 @@ def guess(
     sample = read_sample(data.tables, encoding)
     where = str(data.tables[0])
     if not sample.rows:
-        raise UserError(f"{where}: none of its first {SAMPLE_ROWS} rows can be read")
+        raise UserError(
+            f"{where}: none of its first {SAMPLE_ROWS} rows can be read: {why_unreadable(data.tables[0])}"
+        )
     given = dict(given)
     has_no_choices = given.get("choices") == [NO_CHOICES] and NO_CHOICES not in sample.columns
     if has_no_choices:

@@ -37,6 +37,24 @@ def read_sample(tables: Sequence[Path], encoding: str = "") -> Sample:
     return Sample(rows, columns)
 
 
+_BEGINNINGS = (
+    (b"<", "it is a web page or XML and not the data: download it again, or convert it"),
+    (b"PK", "it is a zip archive: unpack it first"),
+    (b"PAR1", "it is a Parquet file: let its name end in .parquet"),
+)
+
+
+def why_unreadable(table: Path) -> str:
+    """Say why no row of a file can be read, as far as its beginning tells, and what to do."""
+    with table.open("rb") as file:
+        head = file.read(40)
+    known = next((said for begins, said in _BEGINNINGS if head.lstrip().startswith(begins)), "")
+    if not head.strip():
+        known = "it is empty"
+    other = f"it begins with {head[:16]!r}; give the file that its name promises, or its --encoding"
+    return known or other
+
+
 def _leaves(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if isinstance(value, Mapping) and not is_struct(value) and prefix.count(".") < 3:

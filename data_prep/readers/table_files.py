@@ -31,6 +31,7 @@ FORMATS = {
 _TEXTS = (".jsonl", ".json", ".csv", ".tsv")  # which may be compressed with gzip
 _PART = re.compile(r"-\d{5}-of-\d{5}")  # one of several files of a split
 _BATCH_BYTES = 32 * 2**20
+_LFS = b"version https://git-lfs"
 
 
 def find_tables(path: Path, patterns: Sequence[str]) -> list[Path]:
@@ -73,6 +74,7 @@ def read_tables(
     Only `columns` of a Parquet file are read, and it must have them; () reads all columns.
     """
     for table in tables:
+        _check_is_here(table)
         ending = format_of(table)
         if ending == ".parquet":
             yield from parquet_rows(table, columns)
@@ -88,6 +90,13 @@ def read_tables(
             yield from xlsx_rows(table)
         else:
             yield from json_rows(table, encoding)
+
+
+def _check_is_here(table: Path) -> None:
+    """Raise UserError for the small text that Git LFS leaves in place of a file that was not downloaded."""
+    with table.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise UserError(f"{table}: it is a pointer of Git LFS and not the file: git lfs pull brings it")
 
 
 def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -163,6 +163,13 @@ def test_a_bad_byte_costs_its_row(kind: str, tmp_path: Path) -> None:
         ("a.xlsx", b"PK", "cannot be read as an Excel workbook.*save it again, or as CSV"),
         ("a.ods", b"PK", "is a spreadsheet of a kind that is not read: save it as a.xlsx"),
         ("a.csv", "größe,answer\n1,2\n".encode("cp1252"), "header is not UTF-8; name its encoding"),
+        ("a.jsonl", bytes(range(128, 168)) * 9, r"none of its first 100 rows can be read: it begins with b'.x80"),
+        ("a.jsonl", "<!DOCTYPE html>\n<p>404", "it is a web page or XML and not the data: download it again"),
+        ("a.jsonl", "\n\n", "it is empty"),
+        *(
+            (f"a.{ending}", "version https://git-lfs.github.com/spec/v1\nsize 9\n", "git lfs pull brings")
+            for ending in ("parquet", "jsonl", "json", "csv", "tar", "xlsx", "arrow")
+        ),
     ],
 )
 def test_a_table_that_cannot_be_read_says_why_and_what_to_do(
