@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from vlm_rl.devices import default_device
 from vlm_rl.samplers.vllm.engine import import_vllm
@@ -43,14 +45,18 @@ class NcclGroup:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
-        meeting = StatelessProcessGroup.create(
+        # Not by StatelessProcessGroup.create: where nobody comes it closes the door a second time, when its number may
+        # be that of a file which another thread has opened.
+        store = TCPStore(
             self.init_info["master_address"],
             self.init_info["master_port"],
-            0,
-            self._size,
-            store_timeout=math.ceil(self._seconds),
-            listen_socket=self._door,
+            world_size=self._size,
+            is_master=True,
+            timeout=timedelta(seconds=math.ceil(self._seconds)),
+            use_libuv=False,
+            master_listen_fd=self._door.detach(),
         )
+        meeting = StatelessProcessGroup(rank=0, world_size=self._size, store=store)
         # Known before it is complete, since the first sum that completes it may have to be aborted too.
         self._communicator = PyNcclCommunicator.__new__(PyNcclCommunicator)
         with torch.cuda.stream(self._stream):
