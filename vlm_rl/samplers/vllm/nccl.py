@@ -45,8 +45,8 @@ class NcclGroup:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
-        # Not by StatelessProcessGroup.create: where nobody comes it closes the door a second time, when its number may
-        # be that of a file which another thread has opened.
+        # Not by StatelessProcessGroup.create: where nobody comes it closes the door a second time, when its number
+        # may be that of a file which another thread has opened.
         store = TCPStore(
             self.init_info["master_address"],
             self.init_info["master_port"],
