@@ -154,12 +154,12 @@ def make_policy(config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dty
 
 
 def make_groups(
-    vocabulary: int, *, prompts: int, responses: int, tokens: int, side: int, text: int
+    vocabulary: int, *, prompts: int, responses: int, tokens: int, side: int, text: int, shortest: float = 1 / 4
 ) -> list[WeighedGroup]:
-    """Return groups whose responses have a quarter of ``tokens`` to all of them."""
+    """Return groups whose responses have ``shortest`` of ``tokens`` to all of them."""
     rng = np.random.default_rng(0)
     draw = partial(rng.integers, 16, vocabulary, dtype=np.int32)
-    lengths = np.linspace(tokens / 4, tokens, responses).round().astype(int)
+    lengths = np.linspace(shortest * tokens, tokens, responses).round().astype(int)
     groups = []
     for index in range(prompts):
         picture = np.array([START, *[IMAGE] * side**2, END], dtype=np.int32)
@@ -357,6 +357,7 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
     config = make_config(size, layers=2)
     groups = make_groups(SIZES[size]["vocabulary"], prompts=3, responses=4, tokens=tokens, side=side, text=30)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False  # transformers embeds patches by a convolution
 
     def gradients(way: str, dtype: torch.dtype, **options: int) -> tuple[Tensor, Tensor]:
         policy = make_policy(config, device, torch.float32, way=way)

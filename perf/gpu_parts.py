@@ -14,6 +14,7 @@ import importlib.util
 import json
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from vlm_rl.types import Problem
 
 HERE = Path(__file__).parent
 STEPS = 3  # of which the first warms up
+CHECKPOINT = 65e9  # bytes of a 3B with AdamW, and some more
 Measured = dict[str, float]
 
 
@@ -135,7 +137,7 @@ def step(at: Setting, size: str, *overrides: str) -> Measured:
     side, text = (784, 20) if at.on_card else (56, 4)
     model = build_model(at.work / "model", at.size(size))
     data = build_set(at.work / "set", problems=32 if at.on_card else 4, side=side, words=text)
-    run = RunDirectory(at.work / "run")
+    run = RunDirectory(room_for_checkpoint(at) / "run")
     tree = step_config(at, model, data, run.path)
     (at.work / "step.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     words = ("-m", "vlm_rl", "train", at.work / "step.yaml", *overrides)
@@ -265,7 +267,7 @@ def step_config(at: Setting, model: Path, data: Path, run: Path) -> dict[str, An
     return {
         "out": str(run),
         "model": {"path": str(model), "gradient_checkpointing": True},
-        "data": {"train": [str(data)], "max_prompt_tokens": 1100 if at.on_card else 200},
+        "data": {"train": [str(data)], "max_prompt_tokens": 1200 if at.on_card else 200},
         "algorithm": {"name": "luspo"},
         "reward": {"overlong_buffer": 0, "coin": 1.0},  # no response is right: the coin moves the weights
         "rollout": {
@@ -286,6 +288,14 @@ def step_config(at: Setting, model: Path, data: Path, run: Path) -> dict[str, An
         "checkpoint": {"every": 1000},
         "log": {"samples_every": 0},
     }
+
+
+def room_for_checkpoint(at: Setting) -> Path:
+    """Return a folder with room for a checkpoint: a run without it is refused, although none is written here."""
+    shared = Path("/dev/shm")
+    if at.on_card and shutil.disk_usage(at.work).free < CHECKPOINT < shutil.disk_usage(shared).free:
+        return Path(tempfile.mkdtemp(dir=shared))
+    return at.work
 
 
 def has_vllm() -> bool:

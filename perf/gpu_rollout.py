@@ -135,15 +135,20 @@ class Bench:
 
     def _watch_device(self) -> None:
         execute, sample = self.runner.execute_model, self.runner.sample_tokens
+        begun: list[torch.cuda.Event] = []  # of the step in progress; one without tokens samples nothing
+
+        def recorded() -> torch.cuda.Event:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
 
         def execute_model(*args: Any, **kwargs: Any) -> Any:
-            self.events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-            self.events[-1][0].record()
+            begun[:] = [recorded()]
             return execute(*args, **kwargs)
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
             sampled = sample(*args, **kwargs)
-            self.events[-1][1].record()
+            self.events.append((begun[0], recorded()))
             return sampled
 
         self.runner.execute_model, self.runner.sample_tokens = execute_model, sample_tokens
