@@ -108,7 +108,6 @@ def measure(way: str, options: argparse.Namespace) -> None:
 def profiled(update: Callable[[], object], wait: Callable[[], None], file: Path | None) -> float:
     """Return the seconds of an update in which the card computes; write its longest kernels and calls to the file."""
     import torch
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     on_card = torch.cuda.is_available()
@@ -121,7 +120,7 @@ def profiled(update: Callable[[], object], wait: Callable[[], None], file: Path 
         orders = [*["self_device_time_total"] * on_card, "self_cpu_time_total"]
         tables = [averages.table(sort_by=order, row_limit=40, max_name_column_width=80) for order in orders]
         file.write_text("\n\n".join(tables), encoding="utf-8")
-    return sum(event.self_device_time_total for event in averages if event.device_type == DeviceType.CUDA) / 1e6
+    return sum(event.self_device_time_total for event in averages if event.device_type.name == "CUDA") / 1e6
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.samplers.vllm.options import engine_environment
-from vlm_rl.toy.quickstart import WarmStart
+from vlm_rl.toy.quickstart import WarmStart, learning_rate
 
 NORMS_AND_MLP = {"RMSNorm", "SiLU-gated MLP"}
 HAS_BITSANDBYTES = find_spec("bitsandbytes") is not None
@@ -81,6 +81,10 @@ def warm_batch(_: Path) -> int:
     return WarmStart.here().batch_size
 
 
+def toy_rate(_: Path) -> float:
+    return learning_rate()
+
+
 TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     # what, on a CPU, on a GPU
     (dtype, torch.float32, torch.bfloat16),
@@ -95,6 +99,7 @@ TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     (frozen_copies, 2, 3),
     (kept_by_vllm, {"VLLM_CPU_KVCACHE_SPACE"}, {"TRITON_CACHE_DIR"}),
     (warm_batch, 8, 32),
+    (toy_rate, 1e-4, 3e-5),
 ]
 
 

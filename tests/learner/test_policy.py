@@ -267,3 +267,11 @@ def test_a_text_row_reaches_the_vision_tower_with_zero_gradient(tiny_model: Path
     for name, parameter in policy.model.model.visual.named_parameters():
         assert parameter.grad is not None, f"{name} was not reached: ZeRO's collectives would wait forever"
         assert not parameter.grad.any()
+
+
+def test_a_float32_model_computes_no_convolution_in_tf32(tiny_model: Path) -> None:
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
+    load_model(tiny_model, dtype=torch.bfloat16)
+    assert torch.backends.cudnn.allow_tf32
+    load_model(tiny_model, dtype=torch.float32)
+    assert not torch.backends.cudnn.allow_tf32

@@ -207,8 +207,7 @@ def _compare(options: argparse.Namespace) -> None:
 def add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser(
         "quickstart",
-        help=f"train, evaluate and report a tiny policy on toy images; {EXPERIMENTAL}",
-        description=EXPERIMENTAL_COMMAND,
+        help="train, evaluate and report a tiny policy on toy images",
     )
     quick.add_argument("--seed", type=seed, default=0, help="random seed of data, model and sampling")
     quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")

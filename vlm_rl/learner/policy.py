@@ -68,6 +68,8 @@ def load_model(
     """
     device = device or default_device()
     check_transformers()
+    if dtype == torch.float32:
+        torch.backends.cudnn.allow_tf32 = False  # on by default: patches are embedded by a convolution
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
