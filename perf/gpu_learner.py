@@ -497,22 +497,25 @@ def speed_line(
     optimizer = OPTIMIZERS[options.optimizer](list(policy.model.parameters()))
     result = measure(partial(backward, policy, groups, device), optimizer, device, rounds=options.rounds)
     if options.profile is not None and way == options.ways[0]:
-        keep_profile(partial(backward, policy, groups, device), device, options.profile)
+        profiled(partial(backward, policy, groups, device), device, options.profile)
     mfu = useful_operations(policy, groups) / result.seconds / rate
     plan = "none" if way in padded else f"{planned_peak(policy, groups, way, options):.3g}"
     return f"{result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} | {plan}"
 
 
-def keep_profile(backward: Callable[[], Tensor], device: torch.device, file: Path) -> None:
-    """Write what forward and backward pass of a step spend their time on, the longest kernels first."""
-    kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device.type == "cuda")]
-    with profile(activities=kinds) as seen:
-        backward()
+def profiled(call: Callable[[], object], device: torch.device, file: Path | None) -> float:
+    """Return the seconds of a call in which a card computes; write its longest kernels and host calls to the file."""
+    on_card = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_card]) as seen:
+        call()
         synchronize(device)
-    order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    file.write_text(
-        seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90), encoding="utf-8"
-    )
+    averages = seen.key_averages()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        orders = [*["self_device_time_total"] * on_card, "self_cpu_time_total"]
+        tables = [averages.table(sort_by=order, row_limit=40, max_name_column_width=90) for order in orders]
+        file.write_text("\n\n".join(tables), encoding="utf-8")
+    return sum(event.self_device_time_total for event in averages if event.device_type.name == "CUDA") / 1e6
 
 
 def activate_flash(name: str) -> str:

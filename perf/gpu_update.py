@@ -54,7 +54,17 @@ def seconds_of(call: Callable[[], object], wait: Callable[[], None], rounds: int
 def measure(way: str, options: argparse.Namespace) -> None:
     """Measure one way, and print its figures as JSON."""
     import torch
-    from gpu_learner import CLIP, IMAGE, SIZES, make_config, make_groups, matrix_rate, synchronize, useful_operations
+    from gpu_learner import (
+        CLIP,
+        IMAGE,
+        SIZES,
+        make_config,
+        make_groups,
+        matrix_rate,
+        profiled,
+        synchronize,
+        useful_operations,
+    )
     from transformers import Qwen2_5_VLForConditionalGeneration
     from weighed_groups import pack
 
@@ -100,27 +110,9 @@ def measure(way: str, options: argparse.Namespace) -> None:
     seconds = seconds_of(update, wait, options.rounds)
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_card else float("nan")
     forward = seconds_of(lambda: [learner.log_probs(row) for row in rows], wait, options.rounds)
-    kernels = profiled(update, wait, options.profile and options.profile / f"{way.replace(' ', '-')}.txt")
+    kernels = profiled(update, device, options.profile and options.profile / f"{way.replace(' ', '-')}.txt")
     mfu = useful_operations(policy, groups) / seconds / rate
     print(json.dumps(dict(zip(COLUMNS, (seconds, kernels, forward, mfu, peak), strict=True))), flush=True)
-
-
-def profiled(update: Callable[[], object], wait: Callable[[], None], file: Path | None) -> float:
-    """Return the seconds of an update in which the card computes; write its longest kernels and calls to the file."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    on_card = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_card]) as seen:
-        update()
-        wait()
-    averages = seen.key_averages()
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        orders = [*["self_device_time_total"] * on_card, "self_cpu_time_total"]
-        tables = [averages.table(sort_by=order, row_limit=40, max_name_column_width=80) for order in orders]
-        file.write_text("\n\n".join(tables), encoding="utf-8")
-    return sum(event.self_device_time_total for event in averages if event.device_type.name == "CUDA") / 1e6
 
 
 def main() -> int:

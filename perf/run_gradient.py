@@ -5,7 +5,8 @@
 The mini-batch is sampled by transformers, and graded. The policy then computes its gradient from the same rows. The
 reference is float32. In bfloat16 it is computed twice, the second time with NaN in half of the card's free memory, so
 that a kernel which reads what nobody has written shows. *Dense*, on a GPU, is bfloat16 without flash attention. The
-table has norms, and distances from the reference over its norm; the parts of the model with the largest come last.
+tables have norms, and distances from the reference over its norm: of the whole gradient, then of the parameters that
+are furthest off.
 """
 
 from __future__ import annotations
@@ -66,10 +67,8 @@ def gradient(
     for row in rows:
         if poison and has_gpu():
             torch.cuda.empty_cache()
-            free = torch.cuda.mem_get_info()[0]
-            torch.full(
-                (free // 4,), torch.nan, dtype=torch.bfloat16, device=device
-            )  # freed at once, and kept for reuse
+            numbers = torch.cuda.mem_get_info()[0] // 2 // torch.bfloat16.itemsize  # half of the free memory
+            torch.full((numbers,), torch.nan, dtype=torch.bfloat16, device=device)  # freed at once, kept for reuse
         row = row.to(device)
         logp_K, entropy_K = policy(row)
         loss(logp_K, entropy_K, row.loss)[0].backward()
