@@ -2,8 +2,8 @@
 
 python perf/quickstart_runs.py --out runs/quickstart-runs              # twenty runs of two to six minutes
 
-Runs that are done are not made again. The second kind of arithmetic takes another number of threads and the kernels of
-an older processor: it rounds differently, and training amplifies the difference.
+Runs that are done are not made again. The second kind of arithmetic takes another number of threads and the kernels
+of an older processor: it rounds differently, and training amplifies the difference.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from vlm_rl.api import read_run
 
 ARITHMETIC = {
     "one-thread": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    "old-kernels": {
+    "avx2": {
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
-        "ATEN_CPU_CAPABILITY": "default",  # PyTorch's own loops, without AVX
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "MKL_CBWR": "COMPATIBLE",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_CBWR": "AVX2",
     },
 }
 

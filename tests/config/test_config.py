@@ -238,7 +238,7 @@ def test_an_unknown_key_is_refused_with_its_path_and_the_nearest_known_one(minim
 
 def test_an_unknown_key_far_from_all_lists_the_known_ones(minimal: Path) -> None:
     message = refusal(minimal, "checkpoint.zzzzzz=1")
-    assert "known keys: async_save, every, keep_every, keep_last" in message
+    assert "known keys: async_save, every, keep_best, keep_every, keep_last, minutes" in message
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[str]:

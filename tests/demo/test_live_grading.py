@@ -11,7 +11,7 @@ from vlm_rl.demo.live.context import LiveExample
 from vlm_rl.demo.live.grading import grade_reply, problem_to_grade
 from vlm_rl.demo.live.html import columns_html
 from vlm_rl.demo.live.replies import AskSettings, Reply
-from vlm_rl.run.directory import EvalResult
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.types import Problem
 
 SETTINGS = AskSettings()

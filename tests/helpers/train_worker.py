@@ -89,17 +89,8 @@ def terminate_in(phase: str, step: int) -> None:
     _before(phase, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
-def interrupt_in(phase: str, step: int) -> None:
-    """Raise KeyboardInterrupt, as Ctrl-C does, when the phase begins for the step-th time."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    _before(phase, step, interrupt)
-
-
-def drop_interrupt_in(phase: str, step: int) -> None:
-    """Send SIGINT when the phase begins for the step-th time, where Python drops what it raises."""
+def press_ctrl_c_in(phase: str, step: int, presses: int = 1) -> None:
+    """Send SIGINT when the phase begins for the step-th time, where Python drops what the second one raises."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
     class Destroyed:
@@ -108,7 +99,9 @@ def drop_interrupt_in(phase: str, step: int) -> None:
             sum(range(10))  # the handler runs between two instructions
 
     def interrupt() -> None:
-        Destroyed()
+        for _ in range(presses):
+            Destroyed()
+            time.sleep(0.5)  # two signals at once are one press
 
     _before(phase, step, interrupt)
 
@@ -521,8 +514,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "lose_servers_of": lose_servers_of,
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
-    "interrupt_in": interrupt_in,
-    "drop_interrupt_in": drop_interrupt_in,
+    "press_ctrl_c_in": press_ctrl_c_in,
     "finish_batches_first": finish_batches_first,
     "kill_servers": kill_servers,
     "kill_after_answers": kill_after_answers,

@@ -20,6 +20,7 @@ from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
 from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import load_set
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.losses import supervised_loss
@@ -199,17 +200,28 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, l
     assert not run.path.exists()
 
 
-def test_ctrl_c_ends_a_run_after_its_step_even_where_python_drops_it(
-    toys: Toys, learnable: Path, whole: RunDirectory
-) -> None:
-    """In the save after step 1 a destructor swallows the KeyboardInterrupt."""
+def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
     path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
-    result = toys.runner("sft", path, faults={"drop_interrupt_in": {"phase": "save", "step": 1}})
-    assert result.code == 130, result.output[-3000:]
-    assert f"to resume from the newest checkpoint: vlm-rl sft {run.path} --resume\n" in result.output
+    result = toys.runner("sft", path, faults={"press_ctrl_c_in": {"phase": "save", "step": 1}})
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "Ctrl-C: waiting for" in result.output and "Ctrl-C again stops at once" in result.output
+    assert f"stopped by Ctrl-C after step 1; resume with: vlm-rl sft {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [1] and len(run.metrics()) == 1
     assert toys.runner("sft", run.path, "--resume").code == 0
     assert metrics_of(run) == metrics_of(whole)
+
+
+def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, learnable: Path) -> None:
+    """In the save after step 2 a destructor swallows the KeyboardInterrupt; the next check raises it again."""
+    path, run = sft_file(toys, learnable, "interrupted-twice", checkpoint={"every": 1})
+    fault = {"press_ctrl_c_in": {"phase": "save", "step": 2, "presses": 2}}
+    result = toys.runner("sft", path, faults=fault)
+    assert result.code == 130, result.output[-3000:]
+    assert "Ctrl-C again stops at once and loses 1 step." in result.output
+    to_resume = f"to resume: vlm-rl sft {run.path} --resume\n"
+    assert f"stopped at once: nothing lost but the step in progress since the checkpoint of step 2; {to_resume}" in (
+        result.output
+    )
 
 
 @pytest.mark.slow

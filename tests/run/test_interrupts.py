@@ -1,7 +1,8 @@
-"""Ctrl-C ends a run also where Python drops what it raises."""
+"""The first Ctrl-C asks for a stop; the second ends a run also where Python drops what it raises."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -22,30 +23,61 @@ class DroppedAway:
     """Is interrupted in its destructor, which lets no exception out."""
 
     def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        sum(range(10))  # the handler runs between two instructions
+        press()
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(10))  # the handler runs between two instructions
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def interrupts(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Interrupts:
+    """Listening, with a clock that is a second further at each look."""
+    clock = itertools.count(100.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    made = Interrupts(lambda: asked.append("stop"))
+    made.listen()
+    return made
+
+
+def test_the_first_asks_for_a_stop_and_raises_nothing(interrupts: Interrupts, asked: list[str]) -> None:
+    press()
+    interrupts.check()
+    assert asked == ["stop"] and not interrupts.is_raised
+
+
+def test_the_second_is_raised_at_once(interrupts: Interrupts, asked: list[str]) -> None:
+    press()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert asked == ["stop"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_a_destructor_swallows_is_raised_by_the_next_check() -> None:
-    interrupts = Interrupts()
-    interrupts.listen()
-    interrupts.check()
+def test_what_a_destructor_swallows_is_raised_by_the_next_check(interrupts: Interrupts) -> None:
+    press()
     DroppedAway()  # nothing arrives here
-    assert interrupts.noted
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
 
 
-def test_elsewhere_it_is_raised_at_once() -> None:
-    Interrupts().listen()
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_process_that_ignores_it_still_does() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as after nohup
-    interrupts = Interrupts()
+def test_a_signal_that_a_launcher_passes_on_is_the_same_press(asked: list[str]) -> None:
+    """torchrun sends its own to ranks that have the terminal's already."""
+    interrupts = Interrupts(lambda: asked.append("stop"))
     interrupts.listen()
-    os.kill(os.getpid(), signal.SIGINT)
-    assert not interrupts.noted
+    press()
+    press()
+    assert asked == ["stop"] and not interrupts.is_raised
+
+
+def test_a_process_that_ignores_it_still_does(asked: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as after nohup
+    Interrupts(lambda: asked.append("stop")).listen()
+    press()
+    assert asked == []

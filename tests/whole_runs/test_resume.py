@@ -208,12 +208,48 @@ def test_a_run_that_another_process_writes_is_refused_by_name(toys: Toys, whole:
     assert not (run.path / ".lock").exists()  # a finished run has no such file
 
 
-def test_ctrl_c_says_how_to_go_on(toys: Toys) -> None:
-    config = toys.config("interrupted")
-    result = toys.runner("train", str(config), faults={"interrupt_in": {"phase": "update", "step": 1}})
+def test_ctrl_c_keeps_the_step_in_progress_where_no_checkpoint_is_due(toys: Toys) -> None:
+    config = toys.config("ctrl-c", checkpoint={"every": 50}, train={"steps": 3})
+    result = toys.runner("train", str(config), faults={"press_ctrl_c_in": {"phase": "update", "step": 2}})
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "Ctrl-C: waiting for what is in progress (" in result.output
+    assert "Ctrl-C again stops at once and loses 1 step." in result.output
+    run = toys.run("ctrl-c")
+    assert f"stopped by Ctrl-C after step 2; resume with: vlm-rl train {run.path} --resume\n" in result.output
+    assert [step for step, _ in run.checkpoints()] == [2]
+
+
+def test_ctrl_c_twice_says_what_is_lost_and_how_to_go_on(toys: Toys) -> None:
+    """A destructor swallows what the second one raises, so that step 2 still ends."""
+    config = toys.config("interrupted", checkpoint={"every": 50}, train={"steps": 3})
+    fault = {"press_ctrl_c_in": {"phase": "update", "step": 2, "presses": 2}}
+    result = toys.runner("train", str(config), faults=fault)
     assert result.code == 130, result.output[-3000:]
-    assert f"vlm-rl train {toys.run('interrupted').path} --resume\n" in result.output
-    assert "Traceback" not in result.output
+    again = f"vlm-rl train {toys.run('interrupted').path} --resume\n"
+    assert f"stopped at once: 2 steps lost, since no checkpoint was written; to begin again at step 1: {again}" in (
+        result.output
+    )
+
+
+def test_a_checkpoint_is_due_by_time_too(toys: Toys) -> None:
+    """A millisecond: after each step."""
+    config = toys.config("by-time", checkpoint={"every": 50, "minutes": 1e-5, "keep_last": 9}, train={"steps": 3})
+    assert toys.runner("train", str(config)).code == 0
+    assert [step for step, _ in toys.run("by-time").checkpoints()] == [1, 2, 3]
+
+
+def test_the_step_of_the_best_evaluation_so_far_is_saved(toys: Toys, changes: dict) -> None:
+    """Whatever the tiny policy scores: a step is saved exactly where its accuracy is above all before it."""
+    for name, keep_best in (("best", True), ("best-off", False)):
+        more = {"checkpoint": {"every": 50, "keep_last": 9, "keep_best": keep_best}, "eval": {"every": 1}}
+        config = toys.config(name, **changes | more | {"train": {"steps": 4, "lr": 3e-3}})
+        assert toys.runner("train", str(config)).code == 0
+        run = toys.run(name)
+        (benchmark, *_) = {result.benchmark for result in run.evals()}
+        scores = {result.step: result.summary["accuracy"] for result in run.evals(benchmark)}
+        rises = [step for step in scores if step and scores[step] > max(scores[s] for s in range(step))]
+        saved = [step for step, _ in run.checkpoints()]
+        assert saved == sorted({4, *(rises if keep_best else [])})
 
 
 # (phase, how often it has begun; drawing and generating are a rollout each) -> the step whose end (or, before the

@@ -29,7 +29,7 @@ def add_eval(commands: Commands) -> None:
         "       vlm-rl eval export RECORDS --to FORMAT --out FILE\n"
         "       vlm-rl eval protocols",
     )
-    help_model = "a Hugging Face folder, ORG/NAME[@REVISION] of the hub, or a run: RUN, RUN/60, RUN/latest"
+    help_model = "a Hugging Face folder, ORG/NAME[@REVISION] of the hub, or a run: RUN, RUN/60, RUN/best, RUN/latest"
     evaluate.add_argument("--model", type=Path, help=help_model)
     evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
     evaluate.add_argument("--out", type=Path, help="folder for records and summaries")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +38,7 @@ def add_sft(commands: Commands) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
-    new_run = "a new run with weights and optimizer of this checkpoint, RUN or RUN/60; needs out=NEW"
+    new_run = "a new run with weights and optimizer of this checkpoint, RUN, RUN/60 or RUN/best; needs out=NEW"
     parser.add_argument("--start-from", metavar="RUN/STEP", help=new_run)
     parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
     parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
@@ -73,7 +71,7 @@ def _sft(options: argparse.Namespace) -> None:
     from vlm_rl.planning.out_of_memory import advised, memory_advice
     from vlm_rl.session.sft import sft
 
-    with _saying_how_to_resume(config.out, SFT_CONFIG, command="sft"), advised(partial(memory_advice, config)):
+    with advised(partial(memory_advice, config)):
         sft(config, resume=options.resume)
 
 
@@ -102,6 +100,7 @@ def _train(options: argparse.Namespace) -> None:
     if not options.dry_run:
         refuse_bare_srun()
     from vlm_rl.config import load_config
+    from vlm_rl.run.directory import RunDirectory
     from vlm_rl.run.terminal import is_main, next_commands
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
@@ -116,24 +115,10 @@ def _train(options: argparse.Namespace) -> None:
     from vlm_rl.planning.out_of_memory import advised, memory_advice
     from vlm_rl.train import train
 
-    with _saying_how_to_resume(config.out, "config.yaml"):
-        with advised(partial(memory_advice, config)):
-            train(config, resume=options.resume)
-        if is_main():
-            print(next_commands(config.out, config.data.eval))
-
-
-@contextmanager
-def _saying_how_to_resume(out: str, config_file: str, *, command: str = "train") -> Iterator[None]:
-    """After Ctrl-C, print the command that resumes the run, if its folder is there."""
-    from vlm_rl.run.terminal import is_main, resume_command
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        if is_main() and (Path(out) / config_file).is_file():
-            print(f"to resume from the newest checkpoint: {resume_command(out, command=command)}", file=sys.stderr)
-        raise
+    with advised(partial(memory_advice, config)):
+        train(config, resume=options.resume)
+    if is_main():
+        print(next_commands(config.out, config.data.eval, best=RunDirectory(config.out).best()))
 
 
 def add_serve(commands: Commands) -> None:

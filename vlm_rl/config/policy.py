@@ -57,8 +57,8 @@ class ModelConfig(ConfigSection):
     """The policy: which model, and how it uses memory."""
 
     path: str
-    """The model, of a family that docs/models.md lists: a Hugging Face folder, a run's checkpoint (RUN, RUN/60), or a
-    name of the hub, ORG/NAME or ORG/NAME@REVISION. The run keeps the revision that it began with."""
+    """The model, of a family that docs/models.md lists: a Hugging Face folder, a run's checkpoint (RUN, RUN/60,
+    RUN/best), or a name of the hub, ORG/NAME or ORG/NAME@REVISION. The run keeps the revision that it began with."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
     freeze: list[ModelPart] = []

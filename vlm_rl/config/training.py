@@ -294,8 +294,9 @@ class TrainConfig(ConfigSection):
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     start_from: str | None = None
-    """A checkpoint of a different run, RUN or RUN/60, whose weights and optimizer the run begins with. Steps, belief
-    and order of prompts begin anew. `--start-from RUN/60` sets it. model.path stays the KL penalty's reference."""
+    """A checkpoint of a different run, RUN, RUN/60 or RUN/best, whose weights and optimizer the run begins with.
+    Steps, belief and order of prompts begin anew. `--start-from RUN/60` sets it. model.path stays the KL penalty's
+    reference."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too. 3
     is experimental on GPUs."""
@@ -343,6 +344,11 @@ class CheckpointConfig(ConfigSection):
 
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
+    minutes: NonNegativeFloat = 30.0
+    """Save also after the first step that ends so long after the last save; 0: only every so many steps."""
+    keep_best: bool = True
+    """Save the step of an evaluation that is the best so far on the first set of data.eval. RUN/best names the best
+    evaluated step that is saved; it is kept either way."""
     keep_last: PositiveInt = 2
     """How many of the newest checkpoints are kept. The disk needs room for one more, while it is written."""
     keep_every: NonNegativeInt = 0

@@ -25,8 +25,9 @@ from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.json_object import read_object
 from vlm_rl.paired import Paired, ProblemScore, by_category, pair, problem_scores
-from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import stored_columns
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.stats import score_interval
 
 Scores = dict[str, ProblemScore]

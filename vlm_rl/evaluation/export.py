@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import write_atomically
+from vlm_rl.run.run_files import write_atomically
 
 Record = Mapping[str, Any]
 

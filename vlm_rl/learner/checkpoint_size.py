@@ -61,7 +61,9 @@ def checkpoint_bytes(
     return folder + dtype.itemsize * weights + (masters + moments) * trainable
 
 
-def most_at_a_time(keep: CheckpointConfig, steps: int, *, there: Sequence[int] = (), has_best: bool = False) -> int:
+def most_at_a_time(
+    keep: CheckpointConfig, steps: int, *, there: Sequence[int] = (), has_best: bool = False, eval_every: int = 0
+) -> int:
     """Return how many checkpoints are on the disk at a time, at most: old ones go once the new one is complete.
 
     Args:
@@ -69,8 +71,12 @@ def most_at_a_time(keep: CheckpointConfig, steps: int, *, there: Sequence[int] =
         steps: of the whole run.
         there: the steps of those that are there already, ascending.
         has_best: whether the best evaluated one is kept too.
+        eval_every: rollout steps between evaluations, after each of which one may be saved; 0: none.
     """
-    saves = [step for step in range(max(there, default=0) + 1, steps + 1) if step % keep.every == 0 or step == steps]
+    left = range(max(there, default=0) + 1, steps + 1)
+    saves = [
+        step for step in left if step % keep.every == 0 or step == steps or (eval_every and step % eval_every == 0)
+    ]
     if not saves:
         return len(there)
     earlier = [*there, *saves[:-1]]
@@ -99,13 +105,14 @@ class DiskRoom:
         there = [step for step, _ in RunDirectory(config.out).checkpoints()]
         has_best = isinstance(config, Config) and config.eval.every > 0 and bool(config.data.eval)
         keep, steps = config.checkpoint, config.train.steps
+        eval_every = config.eval.every if isinstance(config, Config) and has_best and keep.keep_best else 0
         return cls(
             out=config.out,
             keep=keep,
             size=size,
             has_best=has_best,
             there=len(there),
-            most=most_at_a_time(keep, steps, there=there, has_best=has_best),
+            most=most_at_a_time(keep, steps, there=there, has_best=has_best, eval_every=eval_every),
             least=most_at_a_time(keep.model_copy(update={"keep_every": 0}), steps, there=there),
             free=shutil.disk_usage(existing(Path(config.out))).free,
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 from vlm_rl.papers.catalog import Paper, PublishedGain, TableColumn
 from vlm_rl.papers.steps import TableRow
-from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.run_files import write_atomically
 
 NO_SOURCE = "no source"
 NOT_MEASURED = "not measured"

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlm_rl.paired import Paired, ProblemScore, pair, problem_scores
+from vlm_rl.paired import Paired
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.points import Interval, forest
 from vlm_rl.report.figures import card
 from vlm_rl.report.html import PageSection, macros
-from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.report.run_curves import RunCurves, holds_training
 from vlm_rl.report.vega import embed
-from vlm_rl.run.directory import EvalResult
+from vlm_rl.run.best import paired_change
 
 _PARTS = macros("vlm_rl.report", "parts.html")
-_COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def changes_of(runs: Sequence[RunCurves]) -> list[Change]:
             others = runs[0].evals.get(benchmark, [])
             if not others or (before := others[0] if run is runs[0] else others[-1]) is results[-1]:
                 continue
-            paired = pair(_scores(before), _scores(results[-1]))
+            paired = paired_change(before, results[-1])
             rules = dict.fromkeys(str(r.summary.get("rule", "")) for r in (before, results[-1]))
             parts_decided = any(rule.startswith("reward.") for rule in rules)
             judged = f", judged by {' and '.join(rules)}," if parts_decided else ""
@@ -84,8 +83,6 @@ def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
         "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "
         "the interval holds 0."
     )
-    return PageSection("Change", caption, _PARTS.changes([c.sentence for c in changes], plot))
-
-
-def _scores(result: EvalResult) -> dict[str, ProblemScore]:
-    return problem_scores(result.rows(_COLUMNS).to_pylist())
+    best = [(run.name, run.run.best()) for run in runs if holds_training(run.run)]
+    named = [f"{f'{name}, ' if len(runs) > 1 else ''}{known.sentence()}." for name, known in best if known]
+    return PageSection("Change", caption, _PARTS.changes([*(c.sentence for c in changes), *named], plot))

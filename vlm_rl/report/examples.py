@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, macros, name_images, split_response
-from vlm_rl.run.directory import EvalResult
+from vlm_rl.run.eval_result import EvalResult
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import write_atomically
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.templates import END_THINK, THINK
 from vlm_rl.visible_text import replace_invisible
 

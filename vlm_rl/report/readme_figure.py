@@ -18,7 +18,8 @@ from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by
 from vlm_rl.report.html import data_uri, environment
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.sections import count_of_steps
-from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.run_files import write_atomically
 
 _COLORS = ("ink", "muted", "good", "bad", "good_soft", "bad_soft")
 _CHART = {"width": 296, "height": 290}  # pixels of a chart's axes

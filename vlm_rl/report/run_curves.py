@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.run.directory import EvalResult, RunDirectory
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import cluster_labels
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.run_log import LOG
 from vlm_rl.stats import score_interval
 

@@ -37,7 +37,8 @@ from vlm_rl.report.sections import (
     time_section,
     updates_section,
 )
-from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
+from vlm_rl.run.directory import RunDirectory, distinct_names
+from vlm_rl.run.eval_result import EvalResult
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")

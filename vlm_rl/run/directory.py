@@ -22,15 +22,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.config import (
     Config,
@@ -43,29 +41,14 @@ from vlm_rl.config import (
 from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
-from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord, stored_columns
+from vlm_rl.run.best import Best, best_of
+from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
+from vlm_rl.run.run_files import read_parquet, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 
 SFT_CONFIG = "sft.yaml"  # the configuration in the folder of a supervised run
-
-
-@dataclass(frozen=True, slots=True)
-class EvalResult:
-    """A finished evaluation of one policy on one benchmark."""
-
-    benchmark: str
-    step: int
-    path: Path
-    summary: Mapping[str, Any]
-
-    def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records as a table, with the file's columns (EvalRecord) or the named ones.
-
-        Named columns that an older file lacks are left out. Raises UserError for a damaged file.
-        """
-        there = None if columns is None else stored_columns(self.path, columns)
-        return _read_parquet(self.path, there, "delete it, or evaluate again")
 
 
 class RunDirectory:
@@ -223,9 +206,9 @@ class RunDirectory:
         """
         assert all(row.step == step and row.attempt == attempt for row in rows)
         path = self._rollout_path(step)
-        table = _table(rows, ROLLOUT_SCHEMA)
+        table = table_of(rows, ROLLOUT_SCHEMA)
         with self._writing_below("rollouts"):
-            write_atomically(path, partial(_write_parquet, table))
+            write_atomically(path, partial(write_parquet, table))
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -233,7 +216,7 @@ class RunDirectory:
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        return _read_parquet(path, columns, "delete it to go on without this step")
+        return read_parquet(path, columns, "delete it to go on without this step")
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are stored, ascending."""
@@ -263,10 +246,10 @@ class RunDirectory:
         """
         check_benchmark_name(benchmark)
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
-        table = _table(rows, EVAL_SCHEMA)
+        table = table_of(rows, EVAL_SCHEMA)
         with self._writing_below("eval", benchmark):
             path.with_suffix(".json").unlink(missing_ok=True)
-            write_atomically(path, partial(_write_parquet, table))
+            write_atomically(path, partial(write_parquet, table))
             _write_json(path.with_suffix(".json"), summary)
         return path
 
@@ -281,6 +264,15 @@ class RunDirectory:
             for step, path in sorted(_step_files(folder, ".parquet").items())
             if path.with_suffix(".json").exists()
         ]
+
+    def best(self) -> Best | None:
+        """Return the best step on the first set of data.eval, evaluated and saved; None where none is evaluated.
+
+        Raises UserError for a damaged file.
+        """
+        if not (evaluated := self.config().data.eval):
+            return None
+        return best_of(self.evals(Path(evaluated[0]).resolve().name), dict(self.checkpoints()))
 
     # -- the rest -------------------------------------------------------------------------------
 
@@ -331,23 +323,6 @@ def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
     return [str(run.path) for run in runs]
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary_beside(path) as work:
-        write(work)
-        with work.open("rb") as file:
-            os.fsync(file.fileno())
-        work.replace(path)
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a table at once: in the small pieces that Parquet comes in, a shared file system would be slow."""
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd")
-    path.write_bytes(buffer.getvalue())
-
-
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
     text = json.dumps(dict(tree), indent=1, default=float) + "\n"
     write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
@@ -372,40 +347,6 @@ def metric_record(line: bytes) -> dict[str, Any] | None:
     # The files of rollouts hold both as int32.
     is_sound = all(type(count) is int and 0 <= count < 2**31 for count in counts.values())
     return counts | values if is_sound else None
-
-
-@contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
-    work = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a dot: readers look for step-*
-    try:
-        yield work
-    finally:
-        work.unlink(missing_ok=True)
-
-
-def _read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
-    try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
-
-
-def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    """Return rows (dataclasses or mappings with every column) as a table of exactly this schema."""
-    records = [row if isinstance(row, Mapping) else _as_dict(row) for row in rows]
-    columns = {name: [record[name] for record in records] for name in schema.names}
-    for field in schema:
-        if field.type == pa.string():  # half a surrogate pair, which a program or a judge can print, has no UTF-8
-            columns[field.name] = [_encodable(text) for text in columns[field.name]]
-    return pa.table(columns, schema=schema)
-
-
-def _encodable(text: str | None) -> str | None:
-    return text and text.encode("utf-8", errors="replace").decode()
-
-
-def _as_dict(row: Any) -> dict[str, Any]:
-    return {field.name: getattr(row, field.name) for field in fields(row)}  # asdict would copy every token
 
 
 def _finite(value: float) -> float | None:

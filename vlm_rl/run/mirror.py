@@ -31,7 +31,8 @@ from vlm_rl.data.images import decode_image
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
-from vlm_rl.run.directory import RunDirectory, metric_record, write_atomically
+from vlm_rl.run.directory import RunDirectory, metric_record
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
 from vlm_rl.run.trackers.registry import TRACKERS
 from vlm_rl.run.trackers.tracker import LoggedSample, TrackedRun, Tracker

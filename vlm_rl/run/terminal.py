@@ -25,6 +25,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from vlm_rl.run.best import Best
 from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.visible_text import replace_invisible
 
@@ -82,21 +83,24 @@ class Stages:
         self._console.print(Text(line), soft_wrap=True)
 
 
-def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
-    """Return where a finished run is, and the commands that look at it.
+def next_commands(out: str | Path, evaluated: Sequence[str], *, best: Best | None = None) -> str:
+    """Return where a finished run is, which checkpoint is the best, and the commands that look at it.
 
     Args:
         out: the run directory.
         evaluated: the sets that it was evaluated on.
+        best: its best checkpoint, which is then the one to evaluate.
     """
     run = shlex.quote(str(out))
     data = shlex.quote(evaluated[0]) if evaluated else "SET"
     results = shlex.quote(f"{str(out).rstrip('/')}-eval")
+    model = shlex.quote(str(Path(out) / "best")) if best is not None and best.checkpoint is not None else run
+    head = "" if best is None else f"{best.sentence()}\n"
     return (
-        f"the run is in {run}; next:\n"
+        f"{head}the run is in {run}; next:\n"
         f"  vlm-rl report {run} --out {shlex.quote(str(Path(out) / 'report.html'))}\n"
         f"  vlm-rl demo {run}\n"
-        f"  vlm-rl eval --model {run} --data {data} --out {results}"
+        f"  vlm-rl eval --model {model} --data {data} --out {results}"
     )
 
 
@@ -201,9 +205,10 @@ class StepLine:
         return line.plain
 
     def note(self, text: str) -> None:
-        """Print a line between those of the steps, such as the result of an evaluation."""
+        """Print a line between those of the steps, such as the result of an evaluation; a warning in yellow."""
         self._stop()
-        self._console.print(Text(visible(text)), soft_wrap=True)
+        style = "yellow" if "warning: " in text else ""
+        self._console.print(Text(visible(text), style=style), soft_wrap=True)
 
     def _stop(self) -> None:
         if self._status is not None:

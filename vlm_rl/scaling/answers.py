@@ -16,7 +16,7 @@ from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.figures import card
 from vlm_rl.report.html import PageSection, macros, page, write_page
-from vlm_rl.run.directory import write_atomically
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.scaling.divisions import Division, best_of
 
 _PARTS = macros("vlm_rl.report", "parts.html")

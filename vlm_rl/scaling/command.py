@@ -14,7 +14,8 @@ from vlm_rl.config import Config
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.model_files.model_folder import read_model_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing
 from vlm_rl.scaling.answers import FASTER, SLOWER, advice, as_json, table, write_plot

@@ -14,7 +14,7 @@ from vlm_rl.session.session import Session
 
 
 def evaluate_if_due(session: Session) -> None:
-    """Evaluate every eval.every steps, at step 0 and at the last one.
+    """Evaluate every eval.every steps, at step 0 and at the last one. Save the step where it is the best so far.
 
     After a kill, problems that were already answered are neither answered nor graded again, and a set whose result
     is complete is skipped.
@@ -50,6 +50,8 @@ def evaluate_if_due(session: Session) -> None:
                 session.ask_to_stop(error)
                 break
         session.recorder.evaluation(name, session.step, summary)
+    else:
+        session.save_if_best()
     session.stop_if_asked(session.state())
 
 

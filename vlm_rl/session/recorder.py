@@ -19,6 +19,7 @@ from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_met
 from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
+from vlm_rl.session.alarms import Alarms, evaluation_fell
 from vlm_rl.session.run import Run
 from vlm_rl.types import Group
 
@@ -39,6 +40,7 @@ class Recorder:
         self.log = RunLog(run.directory.path) if self.is_main else None
         self.last_step = run.step
         self.line = StepLine(total=config.train.steps, start=run.step)
+        self.alarms = Alarms([record for record in self.directory.metrics() if record["step"] <= run.step])
 
     def phase(self, name: str) -> None:
         """Show which phase the step in progress is in."""
@@ -56,6 +58,8 @@ class Recorder:
         for complaint in self.run.complaints():
             self.note(complaint)
         self.log_line(self.line.done(step, metrics))
+        for line in self.alarms.after_step(metrics):
+            self.note(line)
         if self.samples_every and step % self.samples_every == 0:
             sample_table(rows, step=step)
 
@@ -87,8 +91,12 @@ class Recorder:
             self.note(text)
 
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
-        """Print the line of one evaluation."""
+        """Print the line of one evaluation, and one that it fell."""
         self.note(f"step {step}  {score_line(benchmark, summary)}")
+        if self.is_main:
+            results = [result for result in self.directory.evals(benchmark) if result.step <= step]
+            if (line := evaluation_fell(results)) is not None:
+                self.note(line)
 
     def progress(self, benchmark: str, *, total: int) -> AbstractContextManager[Advance]:
         """Return a progress bar for an evaluation of `total` problems; it replaces the live line."""

@@ -14,7 +14,10 @@ with Run(config, resume=resume) as run:
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +29,7 @@ import torch
 from vlm_rl.config import Config, SftConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import set_digests
-from vlm_rl.distributed import alive, all_gather, from_main, init_ranks, rank, world_size
+from vlm_rl.distributed import alive, all_gather, from_main, init_ranks, rank, signs_of_life, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.checkpoint_size import DiskRoom, disk_room
@@ -88,7 +91,8 @@ class Run:
         self._checkpoint: ResumePoint | None = None  # that the run continues from
         self._start: ResumePoint | None = None  # of another run, that this one begins with
         self._saved_step: int | None = None  # the last one that this process has saved, or begun with
-        self._interrupts = Interrupts()
+        self._saved_at = time.monotonic()
+        self._interrupts = Interrupts(self._on_ctrl_c)
         self._watch = Watch()
         self._is_stop_requested, self._stop_reason = False, "stopped by SIGTERM"
 
@@ -101,6 +105,8 @@ class Run:
         first = None if error is None or isinstance(error, SystemExit) else self._watch.tell(error)
         self._watch.close()
         self._lock.release()
+        if isinstance(error, KeyboardInterrupt) and rank() == 0 and self._has_folder:
+            print(f"stopped at once: {self._what_is_lost()}", file=sys.stderr, flush=True)
         if first is not None:
             raise first from error
 
@@ -260,6 +266,17 @@ class Run:
     def _on_sigterm(self, *_: object) -> None:
         self._is_stop_requested = True
 
+    def _on_ctrl_c(self) -> None:
+        """Stop as after SIGTERM. A signal handler may not print: what it interrupts may be printing."""
+        self.ask_to_stop("stopped by Ctrl-C")
+        if rank() == 0:
+            lost = self.step - (self._saved_step or 0)
+            text = (
+                f"\nCtrl-C: waiting for what is in progress ({signs_of_life()[1] or 'the start'}); then the run is "
+                f"saved and stops. Ctrl-C again stops at once{f' and loses {_steps(lost)}' if lost else ''}.\n"
+            )
+            os.write(sys.stderr.fileno(), text.encode())
+
     # -- trackers ------------------------------------------------------------------------------------
 
     def complaints(self) -> list[str]:
@@ -290,13 +307,23 @@ class Run:
 
     @property
     def is_save_due(self) -> bool:
-        """Tell whether a checkpoint is due: every checkpoint.every steps and after the last one."""
-        return self.step % self._config.checkpoint.every == 0 or self.step == self._config.train.steps
+        """Tell whether a checkpoint is due: every checkpoint.every steps, after checkpoint.minutes, at the end."""
+        keep = self._config.checkpoint
+        if self.step % keep.every == 0 or self.step == self._config.train.steps:
+            return True
+        if not keep.minutes:
+            return False
+        return from_main(lambda: time.monotonic() - self._saved_at >= 60 * keep.minutes)
 
     def save(self, info: Mapping[str, Any], *, add_files: Callable[[Path], None] = lambda _: None) -> None:
         """Write a checkpoint of the current weights. See CheckpointWriter.save."""
         self.checkpoints.save(info, add_files=add_files)
-        self._saved_step = info["step"]
+        self._saved_step, self._saved_at = info["step"], time.monotonic()
+
+    @property
+    def is_saved(self) -> bool:
+        """Tell whether this process has saved the current step, or begun with it."""
+        return self.step == self._saved_step
 
     def ask_to_stop(self, reason: str) -> None:
         """Let the next `stop_if_asked` save and stop, and say why."""
@@ -305,10 +332,10 @@ class Run:
     def is_stopped(self) -> bool:
         """Tell whether what waits should give up. Who asks has limits of its own, and is alive."""
         alive()
-        return self._is_stop_requested or self._interrupts.noted
+        return self._is_stop_requested or self._interrupts.is_raised
 
     def stop_if_asked(self, step: int, save: Callable[[], None]) -> None:
-        """Save, unless this step is saved already, and raise StoppedError if any rank received SIGTERM.
+        """Save, unless this step is saved already, and raise StoppedError if any rank is asked to stop.
 
         Otherwise commit an asynchronous save that all ranks have written.
 
@@ -316,7 +343,8 @@ class Run:
             step: that `save` writes a checkpoint of.
             save: writes it.
 
-        Raises UserError where another machine has taken the folder over, and KeyboardInterrupt after Ctrl-C.
+        Raises UserError where another machine has taken the folder over, and KeyboardInterrupt after a
+        second Ctrl-C.
         """
         self._interrupts.check()
         from_main(self._lock.check)
@@ -331,3 +359,21 @@ class Run:
             command = resume_command(self.directory.path, command=self._command)
             print(f"{self._stop_reason} after step {step}; resume with: {command}", flush=True)
         raise StoppedError
+
+    @property
+    def _has_folder(self) -> bool:
+        return (self.directory.path / self.directory.config_file).is_file()
+
+    def _what_is_lost(self) -> str:
+        """Say how many steps an end at this moment loses, and how to go on."""
+        command = resume_command(self.directory.path, command=self._command)
+        lost, since = self.step - (self._saved_step or 0), f"since the checkpoint of step {self._saved_step}"
+        if self._saved_step is None:
+            what = f"{_steps(lost)} lost, since no checkpoint was written" if lost else "no step was done"
+            return f"{what}; to begin again at step 1: {command}"
+        what = f"{_steps(lost)} lost" if lost else "nothing lost but the step in progress"
+        return f"{what} {since}; to resume: {command}"
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"

@@ -16,7 +16,7 @@ from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
-from vlm_rl.distributed import world_size
+from vlm_rl.distributed import from_main, world_size
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_routing
@@ -30,6 +30,8 @@ from vlm_rl.rollouts.collect import Collecting, TooManyUndecidedError
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.rollouts.sampling import GroupSampling, SourceState
 from vlm_rl.rollouts.source import make_source
+from vlm_rl.run.best import best_result
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.terminal import Stages
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
@@ -255,13 +257,27 @@ class Session:
         self.run.ask_to_stop(f"{reason}: stopped")
 
     def _best_step(self) -> int | None:
-        """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
+        """Return the saved step with the highest accuracy on the first set of data.eval."""
         if not self.eval_sets:
             return None
-        directory = self.run.directory
-        saved = {step for step, _ in directory.checkpoints() if step <= self.step}  # later ones are damaged
-        results = [result for result in directory.evals(next(iter(self.eval_sets))) if result.step in saved]
-        return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
+        saved = {step for step, _ in self.run.directory.checkpoints() if step <= self.step}  # later ones are damaged
+        best = best_result(result for result in self._evaluations() if result.step in saved)
+        return None if best is None else best.step
+
+    def _evaluations(self) -> list[EvalResult]:
+        """Return those on the first set of data.eval up to this step; an earlier attempt may have gone further."""
+        results = self.run.directory.evals(next(iter(self.eval_sets)))
+        return [result for result in results if result.step <= self.step]
+
+    def save_if_best(self) -> None:
+        """Save a step whose evaluation is better than all before it, unless it is saved (checkpoint.keep_best)."""
+        keeps = self.config.checkpoint.keep_best and self.eval_sets and self.step
+        if keeps and not self.run.is_saved and from_main(self._is_best):
+            self.save(self.state())
+
+    def _is_best(self) -> bool:
+        best = best_result(self._evaluations())
+        return best is not None and best.step == self.step
 
     # -- what a step asks of the session -------------------------------------------------------------
 

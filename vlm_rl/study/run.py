@@ -26,8 +26,9 @@ from vlm_rl.errors import StoppedError, UserError, signal_name
 from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.configurations import fixed_changes
-from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import CheckpointError
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import clock, make_console, visible
 from vlm_rl.study.findings import findings
 from vlm_rl.study.launch import Launch

@@ -101,6 +101,8 @@ def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: s
     controls = measure_controls(toy, warm=warm, trained=run.checkpoints()[-1][1], seed=seed)
     run.write_controls(controls)
     report = write_report([run], out / "report.html")
+    if (best := run.best()) is not None:
+        console.print(best.sentence())
     console.print(f"held-out accuracy {controls['untrained']:.3f} before, {controls['trained']:.3f} after")
     console.print(f"forced to scan before any reinforcement: {controls['forced_scan']:.3f}")
     console.print(
@@ -143,7 +145,7 @@ def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sample
                 "steps": RL_STEPS,
                 "mini_batch_prompts": 8,
                 "lr": learning_rate(),
-                "schedule": "cosine",  # at a constant rate a run lost points after step 20, where all groups are right
+                "schedule": "cosine",  # at a constant rate a run lost points once nearly all groups were right
                 "zero_stage": 2,
             },
             "eval": {"every": 10},

@@ -22,7 +22,7 @@ from vlm_rl.evaluation.benchmarks.saved_files import read_rows
 from vlm_rl.evaluation.benchmarks.saved_responses import responses_in
 from vlm_rl.grading.grader import Grader
 from vlm_rl.json_object import read_object
-from vlm_rl.run.directory import write_atomically
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem
 

@@ -1,0 +1,66 @@
+"""The files of a run: written whole or not at all, tables as Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_rl.errors import UserError
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary_beside(path) as work:
+        write(work)
+        with work.open("rb") as file:
+            os.fsync(file.fileno())
+        work.replace(path)
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table at once: in the small pieces that Parquet comes in, a shared file system would be slow."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, compression="zstd")
+    path.write_bytes(buffer.getvalue())
+
+
+@contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    work = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a dot: readers look for step-*
+    try:
+        yield work
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
+
+
+def table_of(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Return rows (dataclasses or mappings with every column) as a table of exactly this schema."""
+    records = [row if isinstance(row, Mapping) else _as_dict(row) for row in rows]
+    columns = {name: [record[name] for record in records] for name in schema.names}
+    for field in schema:
+        if field.type == pa.string():  # half a surrogate pair, which a program or a judge can print, has no UTF-8
+            columns[field.name] = [_encodable(text) for text in columns[field.name]]
+    return pa.table(columns, schema=schema)
+
+
+def _encodable(text: str | None) -> str | None:
+    return text and text.encode("utf-8", errors="replace").decode()
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row)}  # asdict would copy every token
