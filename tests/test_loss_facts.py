@@ -192,6 +192,7 @@ def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, ba
         ("balanced", False),
         ("length_weighted", True),
         ("constant", True),
+        ("variance", True),
     ],
 )
 @settings(max_examples=30)
@@ -273,6 +274,39 @@ def test_cispo_stops_no_token_but_bounds_all(batch: TokenBatch) -> None:
         np.testing.assert_allclose(gradient[p][g], -weight * batch.advantages[p, g] * bounded, rtol=1e-9)
 
 
+@settings(max_examples=60)
+@given(batch=batches(shortest=1, spread=0.3))
+def test_sapo_fades_and_is_never_cut_off(batch: TokenBatch) -> None:
+    """dl/dlp = -w A sech^2(t (w - 1) / 2): at most the unclipped gradient, and equal to it at w = 1."""
+    _, gradient = run("sapo", batch)
+    _, on_policy = run("sapo", replace(batch, old=batch.logp))
+    weights = weights_of("sapo", batch)
+    for p, g in np.ndindex(batch.lengths.shape):
+        advantage = batch.advantages[p, g]
+        t = 1.0 if advantage > 0 else 1.05
+        ratio = np.exp(batch.logp[p][g] - batch.old[p][g])
+        wanted = -weights[p, g] * advantage * ratio / np.cosh(t * (ratio - 1) / 2) ** 2
+        np.testing.assert_allclose(gradient[p][g], wanted, rtol=1e-9, atol=1e-14)
+        assert (gradient[p][g] != 0).all() == (advantage != 0)
+        np.testing.assert_allclose(on_policy[p][g], -weights[p, g] * advantage, rtol=1e-9, atol=1e-14)
+
+
+@settings(max_examples=60)
+@given(batch=batches(shortest=1, spread=2.0), cap=st.floats(1.3, 4))
+def test_the_dual_clip_bounds_terms_of_negative_advantages(batch: TokenBatch, cap: float) -> None:
+    """l = -A min(w, cap), from below clipped at .8, where A < 0; nothing changes elsewhere."""
+    loss, gradient = run("grpo", batch, clip_dual=cap)
+    _, plain = run("grpo", batch)
+    weights, total = weights_of("grpo", batch), 0.0
+    for p, g in np.ndindex(batch.lengths.shape):
+        advantage, ratio = batch.advantages[p, g], np.exp(batch.logp[p][g] - batch.old[p][g])
+        bounds = (0.8, cap) if advantage < 0 else (0.0, 1.2)
+        total -= weights[p, g] * advantage * np.clip(ratio, *bounds).sum()
+        is_capped = (advantage < 0) & (ratio > cap)
+        np.testing.assert_array_equal(gradient[p][g], np.where(is_capped, 0.0, plain[p][g]))
+    assert loss == pytest.approx(total, rel=1e-10, abs=1e-13)
+
+
 # --- facts 4, 5 and 6: what length does -------------------------------------------------------------
 
 
@@ -339,6 +373,23 @@ def test_when_two_rules_are_the_same_rule(group: tuple[np.ndarray, np.ndarray]) 
     assert equal("balanced", "token") == same_mean
     assert equal("sequence", "token") == (np.ptp(lengths) == 0)
     assert equal("group_token", "token"), "of one group"
+
+
+@settings(max_examples=60)
+@given(batch=batches(shortest=1), exponent=st.floats(0, 1))
+def test_one_exponent_spans_dr_grpo_to_grpo(batch: TokenBatch, exponent: float) -> None:
+    """a = 0 is `constant`, a = 1 is `sequence` up to one factor, and between them weights fall as L^-a."""
+
+    def weights(name: str, a: float = 0.75) -> np.ndarray:
+        return token_weights(name, batch.lengths, batch.advantages, max_tokens=L_MAX, exponent=a)
+
+    np.testing.assert_allclose(weights("variance", 0.0), weights("constant"), rtol=1e-12)
+    factor = 1 / (L_MAX * np.mean(1 / batch.lengths))
+    np.testing.assert_allclose(weights("variance", 1.0), weights("sequence") * factor, rtol=1e-12)
+    between = weights("variance", exponent)
+    shares = (batch.lengths / batch.lengths[0, 0]) ** -exponent
+    np.testing.assert_allclose(between / between[0, 0], shares, rtol=1e-9)
+    assert between.sum() == pytest.approx(1 / L_MAX)  # that of an unbiased mean of sum_t l_it / L_max
 
 
 def test_across_groups_balanced_is_not_the_token_mean() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from tests.helpers.paper_sums import paper_sum
 from vlm_rl.advantages import compute_advantages
-from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.algorithms import ALGORITHMS, resolve_algorithm
+from vlm_rl.config import AlgorithmConfig
+from vlm_rl.errors import UserError
 from vlm_rl.losses import AGGREGATIONS, correction_weights, kl_estimate, policy_loss, token_weights
 from vlm_rl.types import LossInputs
 
@@ -137,6 +139,47 @@ def test_cispo_by_hand() -> None:
     loss, gradient = run("cispo", [1, 1], [1.0, 1.0], logp, torch.zeros(2, dtype=torch.float64))
     assert loss == pytest.approx(-(1.28 * np.log(2) + 0.1 * np.log(0.1)) / 2)
     torch.testing.assert_close(gradient, torch.tensor([-0.64, -0.05], dtype=torch.float64))
+
+
+def test_sapo_by_hand() -> None:
+    # w = 1: l = -A (4 / t) / 2. w = 2, A = 1: -4 sigmoid(1) = -2.924234, gradient -4 * 2 * sigmoid(1) sigmoid(-1).
+    logp = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64).log()
+    loss, gradient = run("sapo", [1] * 3, [1.0, -1.0, 1.0], logp, torch.zeros(3, dtype=torch.float64))
+    assert loss == pytest.approx((-2 + 2 / 1.05 - 2.924234) / 3, abs=1e-6)
+    wanted = torch.tensor([-1.0, 1.0, -1.572896], dtype=torch.float64)
+    torch.testing.assert_close(gradient * 3, wanted, atol=1e-5, rtol=0)
+
+
+def test_the_dual_clip_by_hand() -> None:
+    # A = -1: w = 5 is held at 3 and stops, w = 2 is not. A = 1: w = 5 is clipped at 1.2 as ever.
+    logp = torch.tensor([5.0, 2.0, 5.0], dtype=torch.float64).log()
+    old = torch.zeros(3, dtype=torch.float64)
+    loss, gradient = run("grpo", [1] * 3, [-1.0, -1.0, 1.0], logp, old, clip_dual=3.0)
+    assert loss == pytest.approx((3 + 2 - 1.2) / 3)
+    torch.testing.assert_close(gradient * 3, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64))
+    data = inputs([1] * 3, [-1.0, -1.0, 1.0], np.full(3, 1 / 3), old)
+    _, sums = policy_loss(logp, torch.zeros_like(logp), data, **TOKEN_CLIP, clip_dual=3.0)
+    assert int(sums["clipped_dual"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"name": "cispo", "clip_dual": 3.0}, "surrogate is cispo"),
+        ({"name": "dapo", "clip_dual": 1.28}, "above 1 . clip_high = 1.28"),
+        ({"name": "gspo", "clip_dual": 1.0}, "above 1 . clip_high"),
+    ],
+)
+def test_a_cap_that_a_rule_cannot_have_is_refused(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        resolve_algorithm(AlgorithmConfig(**config))
+
+
+def test_variance_weights_by_hand() -> None:
+    # lengths 1, 4, 9 with a = 1/2: 1, 1/2, 1/3 over their sum 11/6, over L_max 50
+    lengths = np.array([[1, 4, 9]])
+    weights = token_weights("variance", lengths, np.ones((1, 3)), max_tokens=50, exponent=0.5)
+    np.testing.assert_allclose(weights, np.array([[6, 3, 2]]) / 11 / 50, rtol=1e-12)
 
 
 def test_sequence_ratio_has_value_and_gradient_of_the_papers_form() -> None:
@@ -359,6 +402,8 @@ PUBLISHED = {
     "ba": ("group_norm", "token", "clip", 0.2, 0.28, "balanced"),
     "rloo": ("leave_one_out", "token", "clip", 0.2, 0.2, "token"),
     "cispo": ("group_norm", "token", "cispo", 1.0, 0.28, "token"),
+    "sapo": ("group_norm", "token", "sapo", 0.2, 0.2, "sequence"),
+    "vl_norm": ("group_norm", "token", "clip", 0.2, 0.2, "variance"),
 }
 
 

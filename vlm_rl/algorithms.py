@@ -26,12 +26,32 @@ class Algorithm:
 
 
 def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """Return the named row with the configuration's overrides. Raises UserError for an unknown name."""
+    """Return the named row with the configuration's overrides.
+
+    Raises UserError for an unknown name, and for a cap on negative advantages that the rule cannot have.
+    """
     if config.name not in ALGORITHMS:
         hint = near(config.name, ALGORITHMS, otherwise=f"known names: {', '.join(ALGORITHMS)}")
         raise UserError(f"algorithm.name is {config.name!r}: {hint}")
     overrides = {f.name: getattr(config, f.name) for f in fields(Algorithm) if getattr(config, f.name) is not None}
-    return replace(ALGORITHMS[config.name], **overrides)
+    rule = replace(ALGORITHMS[config.name], **overrides)
+    _check_dual(rule, config.clip_dual)
+    return rule
+
+
+def _check_dual(rule: Algorithm, dual: float | None) -> None:
+    if dual is None:
+        return
+    if rule.surrogate != "clip":
+        raise UserError(
+            f"algorithm.clip_dual is {dual:g}, and algorithm.surrogate is {rule.surrogate}, which bounds every ratio "
+            "by itself: leave clip_dual out, or set surrogate to clip"
+        )
+    if dual <= 1 + rule.clip_high:
+        raise UserError(
+            f"algorithm.clip_dual is {dual:g}: it must be above 1 + clip_high = {1 + rule.clip_high:g}; verl's "
+            "default is 3, and DAPO's script has 10"
+        )
 
 
 #                        advantage        ratio       surrogate  low    high    aggregation
@@ -44,4 +64,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ba": Algorithm("group_norm", "token", "clip", 0.2, 0.28, "balanced"),
     "rloo": Algorithm("leave_one_out", "token", "clip", 0.2, 0.2, "token"),
     "cispo": Algorithm("group_norm", "token", "cispo", 1.0, 0.28, "token"),
+    "sapo": Algorithm("group_norm", "token", "sapo", 0.2, 0.2, "sequence"),
+    "vl_norm": Algorithm("group_norm", "token", "clip", 0.2, 0.2, "variance"),
 }

@@ -17,6 +17,7 @@ Everything here is a pure function of tensors. K counts the response tokens of o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -63,8 +64,13 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 # --- surrogate --------------------------------------------------------------------------------
 
 
-def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
+def clip(
+    ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float, *, dual: float | None = None
+) -> Tensor:
     """Return l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds).
+
+    With `dual`, l = -max(min(w A, clip(w) A), dual A) where A < 0 (dual-clip PPO, arXiv 1912.09729, equation 5).
+    Without it w A has no bound there as w grows.
 
     Args:
         ratio_K: the importance ratio w.
@@ -72,8 +78,11 @@ def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high:
         logp_K: current log-probs; not used by this surrogate.
         low: distance of the lower bound from 1.
         high: distance of the upper bound from 1.
+        dual: the largest ratio where A < 0, above 1 + high; None for no bound.
     """
     clipped_K = ratio_K.clamp(1 - low, 1 + high)
+    if dual is not None:
+        ratio_K = torch.where(advantage_K < 0, ratio_K.clamp(max=dual), ratio_K)
     return -torch.minimum(ratio_K * advantage_K, clipped_K * advantage_K)
 
 
@@ -86,9 +95,36 @@ def cispo(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high
     return -ratio_K.detach().clamp(1 - low, 1 + high) * advantage_K * logp_K
 
 
+def sapo(
+    ratio_K: Tensor,
+    advantage_K: Tensor,
+    logp_K: Tensor,
+    low: float,
+    high: float,
+    *,
+    temperatures: tuple[float, float] = (1.0, 1.05),
+) -> Tensor:
+    """Return l = -A (4 / t) sigmoid(t (w - 1)), with t by the sign of A (SAPO, arXiv 2511.20347).
+
+    At w = 1 its gradient is that of -w A. It fades on both sides, sooner where t is larger, and is never cut off.
+
+    Args:
+        ratio_K: the importance ratio w.
+        advantage_K: A of each token's response.
+        logp_K: current log-probs; not used by this surrogate.
+        low: not used by this surrogate.
+        high: not used by this surrogate.
+        temperatures: t where A > 0, and t elsewhere.
+    """
+    positive, other = (ratio_K.new_tensor(t) for t in temperatures)
+    t_K = torch.where(advantage_K > 0, positive, other)
+    return -advantage_K * (4 / t_K) * torch.sigmoid(t_K * (ratio_K - 1))
+
+
 SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, float, float], Tensor]] = {
     "clip": clip,
     "cispo": cispo,
+    "sapo": sapo,
 }
 
 # --- aggregation ------------------------------------------------------------------------------
@@ -127,6 +163,20 @@ def constant_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_toke
     return np.full(lengths_PG.shape, 1.0 / (lengths_PG.size * max_tokens))
 
 
+def variance_weights(
+    lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int, *, exponent: float = 0.75
+) -> np.ndarray:
+    """Return |y_i|^-a / (L_max sum_j |y_j|^-a): little weight for terms of high variance (VL Norm, 2509.07558).
+
+    The variance of a response's gradient grows with its length; these weights keep the mean and lower the variance.
+    a = 0 is `constant`; a = 1 is `sequence` times N / (L_max sum_j 1/|y_j|), one factor for the whole mini-batch. The
+    sum goes over the N responses of the mini-batch; one of no tokens counts as the average of the others (ours).
+    """
+    there_PG = lengths_PG > 0
+    powers_PG = np.maximum(lengths_PG, 1.0) ** -exponent
+    return powers_PG / (max_tokens * lengths_PG.size * powers_PG[there_PG].mean())
+
+
 def balanced_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
     """Return the weights of token means inside each sign subset of a group, by subset size (BA, arXiv 2605.04077).
 
@@ -149,11 +199,14 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
     "group_token": group_token_weights,
     "length_weighted": length_weighted_weights,
     "constant": constant_weights,
+    "variance": variance_weights,
     "balanced": balanced_weights,
 }
 
 
-def token_weights(name: str, lengths_PG: np.ndarray, advantages_PG: np.ndarray, *, max_tokens: int) -> np.ndarray:
+def token_weights(
+    name: str, lengths_PG: np.ndarray, advantages_PG: np.ndarray, *, max_tokens: int, exponent: float = 0.75
+) -> np.ndarray:
     """Return the weight [P, G] of every token of each response, for one optimizer step over all ranks, float64.
 
     Groups whose rewards are all equal count in P and N; groups that dynamic sampling dropped are not in the
@@ -164,6 +217,7 @@ def token_weights(name: str, lengths_PG: np.ndarray, advantages_PG: np.ndarray, 
         lengths_PG: response lengths of the whole mini-batch, in tokens.
         advantages_PG: their advantages.
         max_tokens: L_max, the longest response allowed.
+        exponent: of the lengths; only `variance` uses it.
     """
     assert lengths_PG.shape == advantages_PG.shape and lengths_PG.ndim == 2, (
         lengths_PG.shape,
@@ -171,7 +225,8 @@ def token_weights(name: str, lengths_PG: np.ndarray, advantages_PG: np.ndarray, 
     )
     if lengths_PG.sum() == 0:
         return np.zeros(lengths_PG.shape)
-    weights_PG = AGGREGATIONS[name](lengths_PG, advantages_PG, max_tokens)
+    weigh = partial(variance_weights, exponent=exponent) if name == "variance" else AGGREGATIONS[name]
+    weights_PG = weigh(lengths_PG, advantages_PG, max_tokens)
     return np.where(lengths_PG > 0, weights_PG, 0.0)
 
 
@@ -234,6 +289,8 @@ def policy_loss(
     cap: float,
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
+    clip_dual: float | None = None,
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of one micro-batch, a weighted sum, and sums over its tokens for the metrics.
 
@@ -244,6 +301,7 @@ def policy_loss(
         policy_loss    the first term of the loss alone
         clipped_low    tokens with A < 0 and w < 1 - clip_low
         clipped_high   tokens with A > 0 and w > 1 + clip_high
+        clipped_dual   tokens with A < 0 and w > clip_dual, where there is one
         gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs; where these are
                        lp_old, |lp - lp_sampler|
         fresh_tokens   how many these are, where not all tokens are measured
@@ -263,6 +321,8 @@ def policy_loss(
         cap: the largest correction weight.
         kl_coef: weight of the KL term.
         entropy_coef: weight of the entropy bonus.
+        clip_dual: the largest ratio where A < 0; only `clip` uses it.
+        sapo_temperatures: t where A > 0 and t elsewhere; only `sapo` uses them.
     """
     old_logp_K = logp_K.detach() if inputs.old_logp_K is None else inputs.old_logp_K
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
@@ -272,7 +332,8 @@ def policy_loss(
         weight_K = weight_K * correction_weights(
             old_logp_K, inputs.sampler_logp_K, inputs.response_K, inputs.lengths_n, ratio=ratio, cap=cap
         )
-    terms_K = SURROGATES[surrogate](ratio_K, advantage_K, logp_K, clip_low, clip_high)
+    options = {"clip": {"dual": clip_dual}, "sapo": {"temperatures": sapo_temperatures}}.get(surrogate, {})
+    terms_K = partial(SURROGATES[surrogate], **options)(ratio_K, advantage_K, logp_K, clip_low, clip_high)
     loss = (weight_K * terms_K).sum()
     value_K = ratio_K.detach()
     sums = {
@@ -281,6 +342,8 @@ def policy_loss(
         "clipped_low": ((advantage_K < 0) & (value_K < 1 - clip_low)).sum(),
         "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
     }
+    if clip_dual is not None:
+        sums["clipped_dual"] = ((advantage_K < 0) & (value_K > clip_dual)).sum()
     if inputs.sampler_logp_K is not None:
         measured_K = logp_K.detach() if inputs.old_is_sampler else old_logp_K
         gap_K = (measured_K - inputs.sampler_logp_K).abs()

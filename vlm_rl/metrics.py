@@ -203,6 +203,8 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "clip_ratio/high_mean": high,
         "clip_ratio/region_mean": low + high,
     }
+    if "clipped_dual" in total:
+        metrics["clip_ratio/dual_mean"] = total["clipped_dual"] / tokens
     if "policy_loss" in total:
         metrics["loss/policy"] = total["policy_loss"] / len(results)
     if "kl" in total:

@@ -103,6 +103,7 @@ def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
         lengths_PG,
         np.stack([group.advantages_G for group in groups]),
         max_tokens=session.config.rollout.max_tokens,
+        exponent=session.config.algorithm.length_exponent,
     )
 
 
@@ -134,6 +135,8 @@ def loss_of(session: Session) -> LossFunction:
         cap=options.correction_cap,
         kl_coef=options.kl_coef,
         entropy_coef=options.entropy_coef,
+        clip_dual=options.clip_dual,
+        sapo_temperatures=(options.sapo_temperature_pos, options.sapo_temperature_neg),
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -490,7 +490,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "kl+entropy": {"kl_coef": 0.2, "entropy_coef": 0.1},
     "frozen": {"freeze": VISION_PARTS},
 }
-# Every algorithm with none, one, two or all of them: 64.
+# Every algorithm with none, one, two or all of them.
 SUBSETS = [list(subset) for size in range(len(ADDED) + 1) for subset in combinations(ADDED, size)]
 VARIANTS: dict[str, dict[str, Any]] = {
     "+".join([name, *subset]): {"algorithm": name} | {key: v for added in subset for key, v in ADDED[added].items()}
@@ -503,8 +503,8 @@ GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus t
 
 
 def every_rule(model: Path, stage: int) -> dict[str, Any]:
-    """Return the gradients of each rule once: the first with nothing added, the last with everything."""
-    names = ["+".join([name, *subset]) for name, subset in zip(ALGORITHMS, SUBSETS, strict=True)]
+    """Return the gradients of each rule once, from nothing added to everything, and round again."""
+    names = ["+".join([name, *subset]) for name, subset in zip(ALGORITHMS, cycle(SUBSETS), strict=False)]
     return {name: _gradients(model, stage, **VARIANTS[name]) for name in names}
 
 

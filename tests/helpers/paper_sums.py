@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+EXPONENT = 0.75  # of `variance`, the default of algorithm.length_exponent
+
 
 def paper_sum(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray, *, max_tokens: int) -> Tensor:
     """Return the aggregation of terms[group][response][token] by the paper's own formula."""
@@ -20,6 +22,10 @@ def paper_sum(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray
         return sum((sum(r, zero) for r in flat), zero) / num
     if name == "constant":
         return sum((sum(r, zero) for r in flat), zero) / (num * max_tokens)
+    if name == "variance":  # VL Norm's weights L^-a / sum_j L_j^-a of responses, whose terms are sums over L_max
+        powers = [len(r) ** -EXPONENT for r in flat if r]
+        total = sum((len(r) ** -EXPONENT * sum(r, zero) for r in flat if r), zero)
+        return total / (sum(powers) * num / len(powers) * max_tokens)
     total = zero
     if name == "group_token":
         for group in terms:

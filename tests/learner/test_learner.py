@@ -489,7 +489,7 @@ def paper(tiny_model: Path) -> Paper:
 
 
 def papers_loss(rule: Algorithm, groups: list[WeighedGroup], logps: list[list[Tensor]]) -> Tensor:
-    """Return -min(w A, clip(w) A), or CISPO's term, token by token, summed as the rule's paper sums it."""
+    """Return -min(w A, clip(w) A), or CISPO's or SAPO's term, token by token, summed as the rule's paper sums it."""
     terms = []
     for group, row in zip(groups, logps, strict=True):
         assert group.old_logps is not None
@@ -500,6 +500,9 @@ def papers_loss(rule: Algorithm, groups: list[WeighedGroup], logps: list[list[Te
             bounded = ratio.clamp(1 - rule.clip_low, 1 + rule.clip_high)
             if rule.surrogate == "cispo":
                 values = -bounded.detach() * float(advantage) * logp
+            elif rule.surrogate == "sapo":
+                t = 1.0 if advantage > 0 else 1.05
+                values = -float(advantage) * 4 / t / (1 + (-t * (ratio - 1)).exp())
             else:
                 values = -torch.minimum(ratio * float(advantage), bounded * float(advantage))
             terms[-1].append(list(values))

@@ -197,7 +197,7 @@ def add_quickstart(commands: Commands) -> None:
     quick.add_argument("--seed", type=seed, default=0, help="random seed of data, model and sampling")
     quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
-    names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo or cispo: docs/algorithms.md"
+    names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo, cispo, sapo or vl_norm: docs/algorithms.md"
     quick.add_argument("--algorithm", default="luspo", help=names)
     quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
     quick.set_defaults(command=_quickstart)

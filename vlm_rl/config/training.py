@@ -98,15 +98,28 @@ class AlgorithmConfig(ConfigSection):
     """Baseline and scale of a response's reward within its group; null: the algorithm's."""
     ratio: Literal["token", "sequence"] | None = None
     """New over old probability, of each token or of the whole response; null: the algorithm's."""
-    surrogate: Literal["clip", "cispo"] | None = None
-    """How the ratio is limited: PPO's clipped minimum, or a clipped weight on the log-prob; null: the algorithm's."""
-    aggregation: Literal["sequence", "token", "group_token", "length_weighted", "constant", "balanced"] | None = None
+    surrogate: Literal["clip", "cispo", "sapo"] | None = None
+    """How the ratio is limited: PPO's clipped minimum, a clipped weight on the log-prob, or SAPO's soft gate; null:
+    the algorithm's."""
+    aggregation: (
+        Literal["sequence", "token", "group_token", "length_weighted", "constant", "variance", "balanced"] | None
+    ) = None
     """How tokens are weighted in the batch's loss: token is one mean over the mini-batch, group_token a mean over the
     tokens of each group; null: the algorithm's."""
+    length_exponent: Fraction = 0.75
+    """a of the aggregation variance: a token weighs its response's length to the power of -a. 0 is constant, 1 is
+    sequence up to a factor; VL Norm has 0.75 for mathematics and 1 for countdown."""
     clip_low: NonNegativeFloat | None = None
     """The ratio is clipped below 1 - clip_low; null: the algorithm's."""
     clip_high: NonNegativeFloat | None = None
     """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
+    clip_dual: PositiveFloat | None = None
+    """Largest ratio of tokens with a negative advantage, for the surrogate clip; null: none. verl calls it
+    clip_ratio_c, TRL delta."""
+    sapo_temperature_pos: PositiveFloat = 1.0
+    """Temperature of the surrogate sapo where the advantage is positive."""
+    sapo_temperature_neg: PositiveFloat = 1.05
+    """Temperature of the surrogate sapo elsewhere; larger fades sooner."""
     dynamic_sampling: bool | None = None
     """Leave out groups whose answers are all right or all wrong, and draw whole batches until the step is full; null:
     the algorithm's."""
