@@ -144,16 +144,18 @@ def gradient_mass_metrics(groups: Sequence[Group], weights_PG: np.ndarray) -> di
     return shares
 
 
-def length_pull_metrics(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
+def length_pull_metrics(
+    groups: Sequence[Group], weights_PG: np.ndarray, *, with_parts: bool = True
+) -> dict[str, float]:
     """Return how hard each part of the reward pulls on length; the parts add up to ``length_pull/total``.
 
         pull = sum_i c_i A_i (|y_i| - mean length of i's group),   c_i = token weight x |y_i|
 
     To first order and on-policy, this is the direction in which the update moves expected length: a positive pull
     lengthens. Inside a group advantages are linear in the reward, so A_i is a sum over the parts of the reward:
-    A_i^part = k_i (part_i - mean part) with k_i = A_i / (r_i - mean r).
+    A_i^part = k_i (part_i - mean part) with k_i = A_i / (r_i - mean r). Without that, `with_parts` is False.
     """
-    parts = list(groups[0].rewards[0].parts)
+    parts = list(groups[0].rewards[0].parts) if with_parts else []
     pull = dict.fromkeys([*parts, "total"], 0.0)
     for group, weights_G in zip(groups, weights_PG, strict=True):
         lengths_G, advantages_G = group.lengths_G, group.advantages_G

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from vlm_rl.advantages import ADVANTAGES
 from vlm_rl.config import Config
 from vlm_rl.learner.learner import LossFunction, UpdateResult
 from vlm_rl.losses import policy_loss, token_weights
@@ -54,7 +55,9 @@ def train_step(session: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = session.state(), Timings(session.recorder.phase)
     try:
-        batch = collect(session.collecting, step=session.step, belief=session.belief, phase=timings.phase)
+        batch = collect(
+            session.collecting, step=session.step, belief=session.belief, phase=timings.phase, history=session.history
+        )
     except (ServersGoneError, TooManyUndecidedError) as error:
         session.ask_to_stop(error)
         session.stop_if_asked(before)
@@ -70,7 +73,7 @@ def train_step(session: Session) -> None:
         results = optimize(session, mini_batches, timings)
     with timings.phase("sync"):
         session.sync_weights()
-    session.belief = batch.belief
+    session.belief, session.history = batch.belief, batch.history
     session.end_step()
     log_step(session, batch, weights, results, timings)
     session.save_if_due()
@@ -171,7 +174,10 @@ def log_step(
         timings: the seconds of each phase.
     """
     with timings.phase("diagnostics"):
-        metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | session.counters()
+        # The parts of a reward share a response's advantage where that is linear in the reward, inside its group.
+        shared = session.algorithm.advantage in ADVANTAGES and not session.config.algorithm.length_bonus
+        metrics = step_metrics(batch.groups, weights, results, parts_share_advantage=shared)
+        metrics |= dict(batch.metrics) | session.counters()
     seconds = timings.metrics()
     metrics |= seconds | session.speed.metrics(batch.groups, batch.prompt_lengths, seconds)
     session.recorder.step(session.step, batch.groups, metrics)

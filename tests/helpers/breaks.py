@@ -30,11 +30,19 @@ class Break(NamedTuple):
 
 
 LOSSES, SPLIT = "tests/test_losses.py", "tests/test_losses.py::test_a_split_into_micro_batches_adds_up"
+BATCH = "tests/test_batch_advantages.py"
 TOKEN_MEANS = "tests/test_losses.py::test_kl_and_entropy_are_token_means_under_every_rule"
 BREAKS = (
     Break("advantage: not centred", "advantages", "rewards_PG - rewards_PG.mean(", "rewards_PG + 0 * rewards_PG.mean(", "tests/test_advantages.py"),
     Break("advantage: variance for deviation", "advantages", "rewards_PG.std(axis=1", "rewards_PG.var(axis=1", "tests/test_advantages.py"),
     Break("advantage: own reward in the mean", "advantages", "/ (num_responses - 1)", "/ num_responses", "tests/test_advantages.py"),
+    Break("gdpo: parts summed first", "batch_advantages", "for part_PG in parts_KPG]", "for part_PG in parts_KPG.sum(0, keepdims=True).repeat(len(parts_KPG), 0)]", BATCH),
+    Break("gdpo: not whitened", "batch_advantages", "np.nan_to_num((values_PG - there.mean()) / (there.std(ddof=ddof) + EPSILON), nan=0.0)", "np.nan_to_num(values_PG - there.mean(), nan=0.0)", BATCH),
+    Break("ebpo: shrinks the other way", "batch_advantages", "(1 - s) * rewards_G[there_G].mean() + s * history", "s * rewards_G[there_G].mean() + (1 - s) * history", BATCH),
+    Break("ebpo: noise not over G", "batch_advantages", "self.rewards.variance / size", "self.rewards.variance", BATCH),
+    Break("moments: no term between chunks", "batch_advantages", " + gap**2 * self.count * values.size / count", "", BATCH),
+    Break("pass rate penalty: not by pass rate", "batch_advantages", "-scale * is_correct_G.mean() * lengths_G", "-scale * lengths_G", BATCH),
+    Break("brevity bonus: on every sign", "batch_advantages", "np.where(positive_PG, scale * shorter_PG, 0.0)", "scale * shorter_PG", BATCH),
     Break("token ratio: sign", "losses", "torch.exp(logp_K - old_logp_K)", "torch.exp(old_logp_K - logp_K)", LOSSES),
     Break("sequence ratio: sum for mean", "losses", " / lengths_n.clamp(min=1)", "", LOSSES),
     Break("clip: max for min", "losses", "-torch.minimum(", "-torch.maximum(", LOSSES),

@@ -13,6 +13,7 @@ from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from tests.helpers.sources import no_phase
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import AlgorithmConfig, parse_config
 from vlm_rl.hadw import Belief
 from vlm_rl.rollouts.collect import (
@@ -139,7 +140,9 @@ BEFORE = Belief(ability=0.5, num_steps=1)
 
 
 def weighed(groups: list[Group], options: AlgorithmConfig, after: Belief) -> tuple[list[Group], dict[str, float]]:
-    return with_advantages(groups, options, baseline=ALGORITHMS["grpo"].advantage, beliefs=(BEFORE, after))
+    return with_advantages(
+        groups, options, baseline=ALGORITHMS["grpo"].advantage, beliefs=(BEFORE, after), history=RewardHistory()
+    )
 
 
 def test_a_step_without_groups_has_no_hadw_metrics() -> None:

@@ -114,6 +114,10 @@ class RewardConfig(ConfigSection):
     """n of the n-grams."""
     brevity: NonNegativeFloat = 0.0
     """Bonus for a short right answer: this much at zero tokens, falling to 0 at max_tokens. 0 switches it off."""
+    group_length: NonNegativeFloat = 0.0
+    """Penalty of a group's longest response where all are right; it falls with the response's length and with the
+    group's share of right ones, so a prompt that nobody solves is not shortened. prime-rl has 0.25. 0 switches it
+    off."""
     function: str = ""
     """Your own part of the reward, as module.function; the run stops where it fails. Needs allow_function."""
     function_weight: float = 1.0

@@ -94,8 +94,16 @@ class AlgorithmConfig(ConfigSection):
 
     name: str = "luspo"
     """The row of vlm_rl.algorithms that sets what is null below; docs/algorithms.md describes each."""
-    advantage: Literal["group_norm", "group_center", "leave_one_out"] | None = None
-    """Baseline and scale of a response's reward within its group; null: the algorithm's."""
+    advantage: Literal["group_norm", "group_center", "leave_one_out", "gdpo", "ebpo"] | None = None
+    """Baseline and scale of a response's reward within its group; gdpo normalises each part of the reward for itself,
+    ebpo draws the baseline towards the rewards of all steps; null: the algorithm's."""
+    gdpo_weights: dict[str, NonNegativeFloat] = {}
+    """What each part of the reward counts in the advantage gdpo, by its name in the metrics; 1 where it is missing.
+    The part's weight in reward.* cancels there."""
+    length_bonus: NonNegativeFloat = 0.0
+    """Largest addition to a positive advantage for being shorter than the group's positive responses; 0: none."""
+    length_bonus_cap: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The shortening, as a share of their mean length, that earns the whole length_bonus."""
     ratio: Literal["token", "sequence"] | None = None
     """New over old probability, of each token or of the whole response; null: the algorithm's."""
     surrogate: Literal["clip", "cispo", "sapo"] | None = None

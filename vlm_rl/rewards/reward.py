@@ -18,13 +18,14 @@ role logged is in no sum.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from vlm_rl.config import RewardConfig
+from vlm_rl.errors import UserError, near
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.rewards.formulas import brevity, coin, correct, formula, overlong, repetition, well_formed
@@ -80,6 +81,7 @@ class RewardFunction:
             judge_cache: folder of the judge's replies, where the configuration names none.
         """
         self._drops_undecided = config.undecided == "drop"
+        self._has_group_length = config.group_length > 0
         self._template = template
         self._grader = grader
         self._parts: list[Part] = []
@@ -103,6 +105,14 @@ class RewardFunction:
         check_boxes(problems, self._accuracy, remedy=BOX_REMEDY)
         for part in self._parts:
             part.check(problems)
+
+    def check_names(self, names: Iterable[str], *, key: str) -> None:
+        """Raise UserError where the configuration's `key` names a part that this reward does not have."""
+        known = [*(part.name for part in self._parts), *(["group_length"] if self._has_group_length else [])]
+        for name in names:
+            if name not in known:
+                hint = near(name, known, otherwise=f"its parts are {', '.join(known)}")
+                raise UserError(f"{key} names {name!r}, which is no part of this run's reward: {hint}")
 
     def score(self, items: Sequence[ScoringItem]) -> list[Reward]:
         """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""

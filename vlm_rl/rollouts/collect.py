@@ -11,6 +11,13 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import Algorithm
+from vlm_rl.batch_advantages import (
+    RewardHistory,
+    brevity_bonus,
+    decoupled_norm,
+    pass_rate_penalty,
+    shrunk_baseline,
+)
 from vlm_rl.config import AlgorithmConfig, Config, HadwConfig
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
@@ -30,6 +37,7 @@ class RolloutBatch:
     prompts: PromptCache  # the prompts that this rank has built so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
     belief: Belief  # HA-DW's, after this batch
+    history: RewardHistory  # EBPO's, with this batch
     metrics: Mapping[str, float]  # the source's, HA-DW's weights, and what asking functions and judge gave
 
 
@@ -45,7 +53,9 @@ class Collecting:
     no_signal: NoSignal = field(default_factory=NoSignal)
 
 
-def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> RolloutBatch:
+def collect(
+    run: Collecting, *, step: int, belief: Belief, phase: StepPhase, history: RewardHistory | None = None
+) -> RolloutBatch:
     """Let the source sample and grade groups until there are enough, and compute their advantages.
 
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong. It asks for
@@ -57,6 +67,7 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
         step: how many steps came before.
         belief: HA-DW's, before this batch.
         phase: gets the seconds of sampling, and of waiting for grades.
+        history: EBPO's, before this batch; None for that of a run's beginning.
 
     Raises TooManyUndecidedError where too many responses got no verdict.
     """
@@ -64,12 +75,15 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
     rounds = left = run.config.algorithm.max_sampling_rounds if is_dynamic else 1
     kept: list[Group] = []
     sampled: list[Reward] = []
+    history = history or RewardHistory()
     prompt_lengths: dict[str, int] = {}
     while True:
         graded = run.source.next(step, wanted if is_dynamic else wanted - len(kept), phase)
         left -= 1
         prompt_lengths |= graded.prompt_lengths
+        graded = replace(graded, groups=[with_group_length(g, run.config.reward.group_length) for g in graded.groups])
         sampled += [reward for group in graded.groups for reward in group.rewards]
+        history = history.merged(totals(graded.groups))
         for note in undecided_notes([(group.problem, group.rewards) for group in graded.groups]):
             run.note(f"step {step + 1}  {note}")
         for place, group in enumerate(graded.groups):
@@ -93,13 +107,13 @@ def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase) -> 
     options = run.config.algorithm
     after = belief_after(belief, sampled, options.hadw)
     weighed, weight_metrics = with_advantages(
-        kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after)
+        kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after), history=history
     )
     if warning := run.no_signal.after_step(weighed, sampled):
         run.note(f"step {step + 1}  {warning}")
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
-    return RolloutBatch(groups, graded.prompts, prompt_lengths, after, metrics)
+    return RolloutBatch(groups, graded.prompts, prompt_lengths, after, history, metrics)
 
 
 class TooManyUndecidedError(Exception):
@@ -141,23 +155,73 @@ def belief_after(belief: Belief, sampled: Sequence[Reward], hadw: HadwConfig) ->
     return update_belief(belief, seen, eta=hadw.eta, window=hadw.window, variant=hadw.variant)
 
 
+def totals(groups: Sequence[Group]) -> np.ndarray:
+    """Return the rewards [P, G], NaN where one is dropped."""
+    return np.array([[math.nan if r.dropped else r.total for r in group.rewards] for group in groups]).reshape(
+        len(groups), -1
+    )
+
+
+def with_group_length(group: Group, scale: float) -> Group:
+    """Return the group with reward.group_length's part in its rewards, where it is on; 0 for a dropped response."""
+    there = [index for index, reward in enumerate(group.rewards) if not reward.dropped]
+    if not scale:
+        return group
+    parts_G = np.zeros(len(group.rewards))
+    if there:
+        correct = np.array([group.rewards[index].grade.correct for index in there])
+        parts_G[there] = pass_rate_penalty(group.lengths_G[there], correct, scale)
+    rewards = [
+        replace(r, parts={**r.parts, "group_length": float(v)}) for r, v in zip(group.rewards, parts_G, strict=True)
+    ]
+    return replace(group, rewards=tuple(rewards))
+
+
+def advantages_of(
+    groups: Sequence[Group], options: AlgorithmConfig, *, baseline: str, history: RewardHistory
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Return the advantages [P, G] before HA-DW, and EBPO's metrics. The arguments are those of with_advantages."""
+    rewards_PG, metrics = totals(groups), dict[str, float]()
+    if baseline == "gdpo":
+        names = list(groups[0].rewards[0].parts)
+        parts = [[[math.nan if r.dropped else r.parts[k] for r in g.rewards] for g in groups] for k in names]
+        weights = [options.gdpo_weights.get(name, 1.0) for name in names]
+        advantages_PG = decoupled_norm(np.array(parts), weights, ddof=options.std_ddof)
+    elif baseline == "ebpo":
+        advantages_PG = shrunk_baseline(rewards_PG, history, ddof=options.std_ddof)
+        shrinkage = history.shrinkage(rewards_PG.shape[1])
+        metrics = {"ebpo/shrinkage": shrinkage, "ebpo/mean_reward": history.rewards.mean}
+    else:
+        advantages_PG = compute_advantages(baseline, rewards_PG, ddof=options.std_ddof)
+    if options.length_bonus:
+        lengths_PG = np.stack([group.lengths_G for group in groups])
+        advantages_PG = advantages_PG + brevity_bonus(
+            advantages_PG, lengths_PG, scale=options.length_bonus, cap=options.length_bonus_cap
+        )
+    return advantages_PG, metrics
+
+
 def with_advantages(
-    groups: Sequence[Group], options: AlgorithmConfig, *, baseline: str, beliefs: tuple[Belief, Belief]
+    groups: Sequence[Group],
+    options: AlgorithmConfig,
+    *,
+    baseline: str,
+    beliefs: tuple[Belief, Belief],
+    history: RewardHistory,
 ) -> tuple[list[Group], dict[str, float]]:
-    """Return the groups with their advantages, scaled by HA-DW where it is on, and HA-DW's metrics.
+    """Return the groups with their advantages, scaled by HA-DW where it is on, and the metrics of both.
 
     Args:
         groups: those that the step trains on.
         options: of the algorithm.
-        baseline: key of advantages.ADVANTAGES.
+        baseline: key of advantages.ADVANTAGES, or gdpo or ebpo.
         beliefs: HA-DW's before and after this batch.
+        history: EBPO's, with this batch.
     """
     if not groups:
         return [], {}
     hadw = options.hadw
-    rewards_PG = np.array([[math.nan if r.dropped else r.total for r in group.rewards] for group in groups])
-    advantages_PG = compute_advantages(baseline, rewards_PG, ddof=options.std_ddof)
-    metrics: dict[str, float] = {}
+    advantages_PG, metrics = advantages_of(groups, options, baseline=baseline, history=history)
     if hadw.enabled:
         is_published = hadw.variant == "published_code"
         weights = published_weights if is_published else difficulty_weights
@@ -165,6 +229,6 @@ def with_advantages(
         abilities_P = [ability(group.rewards, hadw) or 0.0 for group in groups]
         phi_PG = weights(advantages_PG, abilities_P, belief, scale=hadw.applied_scale)
         if belief.ability is not None:
-            metrics = difficulty_metrics(phi_PG, advantages_PG, abilities_P, belief.ability)
+            metrics |= difficulty_metrics(phi_PG, advantages_PG, abilities_P, belief.ability)
         advantages_PG *= phi_PG
     return [replace(group, advantages_G=row) for group, row in zip(groups, advantages_PG, strict=True)], metrics

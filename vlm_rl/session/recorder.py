@@ -138,7 +138,11 @@ class Timings:
 
 
 def step_metrics(
-    groups: Sequence[Group], weights: Sequence[np.ndarray], results: Sequence[UpdateResult]
+    groups: Sequence[Group],
+    weights: Sequence[np.ndarray],
+    results: Sequence[UpdateResult],
+    *,
+    parts_share_advantage: bool = True,
 ) -> dict[str, float]:
     """Return all metrics of one rollout step.
 
@@ -146,6 +150,8 @@ def step_metrics(
         groups: the batch; where dynamic sampling left none, there are no metrics.
         weights: the token weights [P, G] of each mini-batch.
         results: what the learner returned for each mini-batch.
+        parts_share_advantage: False for an advantage that is no sum over the reward's parts; only the total pull is
+            known then.
     """
     if not groups:
         return {}
@@ -154,7 +160,7 @@ def step_metrics(
         **batch_metrics(groups),
         **update_metrics([result.sums for result in results]),
         **gradient_mass_metrics(groups, np.concatenate(weights)),
-        **length_pull_metrics(groups, np.concatenate(weights)),
+        **length_pull_metrics(groups, np.concatenate(weights), with_parts=parts_share_advantage),
         "loss": float(np.mean([result.loss for result in results])),
         "grad_norm": max(norms) if all(map(math.isfinite, norms)) else math.nan,
         "learning_rate": results[-1].learning_rate,

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from vlm_rl.algorithms import resolve_algorithm
+from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
@@ -132,6 +133,7 @@ class Session:
             judge_cache=self.run.directory.path / "judge_cache",
         )
         reward.check_golds(self.problems)
+        reward.check_names(config.algorithm.gdpo_weights, key="algorithm.gdpo_weights")
         return grader, reward
 
     def _open_accuracy(self) -> AccuracyPart | None:
@@ -203,6 +205,7 @@ class Session:
         config = self.config
         self.order, self.ledger = PromptOrder(len(self.problems), config.seed), Ledger()
         hadw = config.algorithm.hadw
+        self.history = RewardHistory()
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
         self.source = make_source(GroupSampling(config, self.sampling, *parts), self.sampler)
@@ -217,6 +220,8 @@ class Session:
         if (checkpoint := self.run.restore(self.learner, self.order, self.ledger)) is not None:
             folder, state = checkpoint
             self.belief = Belief.restored(state["belief"])
+            if "reward_history" in state:  # checkpoints of version 0.1 have none, nor a rule that needs it
+                self.history = RewardHistory.restored(state["reward_history"])
             self.source.restore(folder, state)
 
     # -- saving and stopping -------------------------------------------------------------------------
@@ -231,6 +236,7 @@ class Session:
         contaminated, source = contaminated_sources(self.problems), self.source.state()
         info = self.run.info(self.learner, self.order, self.ledger, contaminated) | {
             "belief": asdict(self.belief),
+            "reward_history": asdict(self.history),
             "algorithm": self.config.algorithm.name,
             "grader_version": GRADER_VERSION,
             **source.info,
