@@ -23,6 +23,7 @@ class Algorithm:
     clip_high: float
     aggregation: str  # key of losses.AGGREGATIONS
     dynamic_sampling: bool = False
+    credit: str = "uniform"  # or a key of credit.CREDITS
 
 
 def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:

@@ -2,12 +2,12 @@
 
 The loss of one optimizer step is one weighted sum over all response tokens of its mini-batch,
 
-    loss = sum_i sum_t  weight_i * c_it * l(w_it, A_i)  +  kl_coef * KL  -  entropy_coef * H
+    loss = sum_i sum_t  weight_i * credit_it * c_it * l(w_it, A_i)  +  kl_coef * KL  -  entropy_coef * H
 
-with w the importance ratio, l the surrogate, c the detached correction for the sampler's engine
-noise, and one weight per response, the same for each of its tokens, that is fixed before anything
-is split (``token_weights``). KL to a frozen reference and entropy H are token means, off by default.
-A micro-batch therefore returns a plain sum, and gradients cannot depend on micro-batches, packing,
+with w the importance ratio, l the surrogate, c the detached correction for the sampler's engine noise, and one weight
+per response, the same for each of its tokens, that is fixed before anything is split (``token_weights``). The credit
+of a token is 1, or that of ``vlm_rl.credit``, fixed as early. KL to a frozen reference and entropy H are token means,
+off by default. A micro-batch therefore returns a plain sum, and gradients cannot depend on micro-batches, packing,
 accumulation or the number of ranks.
 
 Everything here is a pure function of tensors. K counts the response tokens of one micro-batch, end to end;
@@ -182,14 +182,15 @@ def balanced_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_toke
 
     The loss is (1/P) sum_groups sum_{S in S+, S-} (|S|/G) [sum_{i in S} sum_t l_it / sum_{i in S} |y_i|], so a
     token of response i in S weighs 1 / (P G meanlen(S)). Ours, where the paper says nothing: a response with
-    A = 0 is in neither subset and weighs nothing, G stays the denominator, and an empty subset adds nothing.
+    A = 0 is in neither subset and weighs nothing, G stays the denominator, and an empty subset adds nothing. Where
+    tokens have a credit, lengths are sums of credits: the means are weighted ones, and S keeps its mass |S|/G.
     """
     weights_PG = np.zeros(lengths_PG.shape)
     for sign in (1.0, -1.0):
         member_PG = np.sign(advantages_PG) == sign
         tokens_P1 = (lengths_PG * member_PG).sum(axis=1, keepdims=True)
         size_P1 = member_PG.sum(axis=1, keepdims=True)
-        weights_PG += member_PG * size_P1 / (lengths_PG.size * np.maximum(tokens_P1, 1))
+        weights_PG += member_PG * size_P1 / (lengths_PG.size * np.where(tokens_P1 > 0, tokens_P1, 1))
     return weights_PG
 
 
@@ -328,6 +329,8 @@ def policy_loss(
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
     advantage_K = inputs.advantages_n[inputs.response_K].to(logp_K.dtype)
     weight_K = inputs.weights_n[inputs.response_K].to(logp_K.dtype)
+    if inputs.credit_K is not None:
+        weight_K = weight_K * inputs.credit_K.to(logp_K.dtype)
     if inputs.sampler_logp_K is not None:
         weight_K = weight_K * correction_weights(
             old_logp_K, inputs.sampler_logp_K, inputs.response_K, inputs.lengths_n, ratio=ratio, cap=cap

@@ -25,6 +25,7 @@ from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
 from vlm_rl.session.run import Run
 from vlm_rl.session.session import Session
+from vlm_rl.session.token_credit import TokenCredit
 from vlm_rl.types import Group
 
 
@@ -65,8 +66,8 @@ def train_step(session: Session) -> None:
     session.stop_if_asked(before)  # abandons this step and saves its beginning
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
-    weights = [weigh(session, part) for part in parts]
-    mini_batches = MiniBatches(session, partial(pack, session, batch, parts, weights))
+    credit = TokenCredit(session, parts, partial(weigh, session))
+    mini_batches = MiniBatches(session, partial(pack, session, batch, parts, credit.of_responses), credit)
     mini_batches.packed(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
     with beside_update, session.speed.update():
@@ -75,7 +76,7 @@ def train_step(session: Session) -> None:
         session.sync_weights()
     session.belief, session.history = batch.belief, batch.history
     session.end_step()
-    log_step(session, batch, weights, results, timings)
+    log_step(session, batch, credit, results, timings)
     session.save_if_due()
     session.stop_if_asked(session.state())
 
@@ -88,8 +89,11 @@ def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
     return [groups[start : start + size] for start in range(0, len(groups), size)]
 
 
-def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
+def weigh(session: Session, groups: Sequence[Group], masses_PG: np.ndarray | None = None) -> np.ndarray:
     """Return the weight [P, G] of every token of each response of one mini-batch.
+
+    BA's means over the tokens of one sign are weighted ones where tokens have a credit: `masses_PG`, the sums of a
+    response's credits, take the place of lengths there. All other rules count all tokens.
 
     With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
     still counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
@@ -101,6 +105,8 @@ def weigh(session: Session, groups: Sequence[Group]) -> np.ndarray:
         lengths_PG = np.where(
             [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG
         )
+    if masses_PG is not None and session.algorithm.aggregation == "balanced":
+        lengths_PG = np.where(lengths_PG > 0, masses_PG, 0)
     return token_weights(
         session.algorithm.aggregation,
         lengths_PG,
@@ -160,7 +166,7 @@ def check_gap(session: Session, sums: Mapping[str, float]) -> None:
 def log_step(
     session: Session,
     batch: RolloutBatch,
-    weights: Sequence[np.ndarray],
+    credit: TokenCredit,
     results: Sequence[UpdateResult],
     timings: Timings,
 ) -> None:
@@ -169,15 +175,15 @@ def log_step(
     Args:
         session: the run, whose step counter is already increased.
         batch: the rollout batch.
-        weights: the token weights of each mini-batch.
+        credit: the weights of the step's tokens.
         results: what each optimizer step returned.
         timings: the seconds of each phase.
     """
     with timings.phase("diagnostics"):
         # The parts of a reward share a response's advantage where that is linear in the reward, inside its group.
         shared = session.algorithm.advantage in ADVANTAGES and not session.config.algorithm.length_bonus
-        metrics = step_metrics(batch.groups, weights, results, parts_share_advantage=shared)
-        metrics |= dict(batch.metrics) | session.counters()
+        metrics = step_metrics(batch.groups, credit.mean_weights, results, parts_share_advantage=shared)
+        metrics |= dict(batch.metrics) | credit.metrics | session.counters()
     seconds = timings.metrics()
     metrics |= seconds | session.speed.metrics(batch.groups, batch.prompt_lengths, seconds)
     session.recorder.step(session.step, batch.groups, metrics)

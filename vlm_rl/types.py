@@ -246,4 +246,5 @@ class LossInputs:
     mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
     fresh_K: torch.Tensor | None = None  # bool: the gap is measured here; None: on all tokens
+    credit_K: torch.Tensor | None = None  # what each token counts inside its response; None: 1
     old_is_sampler: bool = False  # old_logp_K is sampler_logp_K, so that the gap is measured on the current log-probs

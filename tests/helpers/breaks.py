@@ -31,6 +31,7 @@ class Break(NamedTuple):
 
 LOSSES, SPLIT = "tests/test_losses.py", "tests/test_losses.py::test_a_split_into_micro_batches_adds_up"
 BATCH = "tests/test_batch_advantages.py"
+CREDIT = "tests/test_credit.py"
 TOKEN_MEANS = "tests/test_losses.py::test_kl_and_entropy_are_token_means_under_every_rule"
 BREAKS = (
     Break("advantage: not centred", "advantages", "rewards_PG - rewards_PG.mean(", "rewards_PG + 0 * rewards_PG.mean(", "tests/test_advantages.py"),
@@ -43,6 +44,13 @@ BREAKS = (
     Break("moments: no term between chunks", "batch_advantages", " + gap**2 * self.count * values.size / count", "", BATCH),
     Break("pass rate penalty: not by pass rate", "batch_advantages", "-scale * is_correct_G.mean() * lengths_G", "-scale * lengths_G", BATCH),
     Break("brevity bonus: on every sign", "batch_advantages", "np.where(positive_PG, scale * shorter_PG, 0.0)", "scale * shorter_PG", BATCH),
+    Break("dependence: direction", "credit", "blind_logp_R.astype(np.float64) - logp_R.astype(np.float64)", "logp_R.astype(np.float64) - blind_logp_R.astype(np.float64)", CREDIT),
+    Break("top_visual: the least visual", "credit", "np.argsort(-s_R", "np.argsort(s_R", CREDIT),
+    Break("top_visual: rounded down", "credit", "math.ceil(share", "math.floor(share", CREDIT),
+    Break("top_visual: the mean of f is not 1", "credit", "(1 - floor) / float(np.mean(scaled))", "(1 - floor)", CREDIT),
+    Break("visual: not rescaled", "credit", "raw_R * len(s_R) / raw_R.sum()", "raw_R", CREDIT),
+    Break("credit: not in the loss", "losses", "weight_K * inputs.credit_K.to(logp_K.dtype)", "weight_K", CREDIT),
+    Break("balanced: masses below 1 as 1", "losses", "np.where(tokens_P1 > 0, tokens_P1, 1)", "np.maximum(tokens_P1, 1)", CREDIT),
     Break("token ratio: sign", "losses", "torch.exp(logp_K - old_logp_K)", "torch.exp(old_logp_K - logp_K)", LOSSES),
     Break("sequence ratio: sum for mean", "losses", " / lengths_n.clamp(min=1)", "", LOSSES),
     Break("clip: max for min", "losses", "-torch.minimum(", "-torch.maximum(", LOSSES),

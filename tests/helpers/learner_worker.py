@@ -197,6 +197,24 @@ def frozen_features(model: Path, stage: int) -> dict[str, Any]:
     return {**trained(case, rows), "passes": len(passes), "is_frozen": case.policy.has_frozen_vision}
 
 
+def blind(model: Path, stage: int) -> dict[str, Any]:
+    """Return the log-probs given blank images of every response on all ranks, and those given the images."""
+    case = Case(model, stage)
+    rows = case.unequal_rows()
+    found = {}
+    for name, passed in {
+        "blind": case.learner.with_blind_log_probs(rows),
+        "seeing": case.learner.with_old_log_probs(rows),
+    }.items():
+        mine: dict[tuple[int, int], np.ndarray] = {}
+        for row in passed:
+            assert row.loss.old_logp_K is not None
+            parts = [part.numpy() for part in row.loss.old_logp_K.split(row.loss.lengths_n.tolist())]
+            mine |= dict(zip(row.members, parts, strict=True))
+        found[name] = {member: logp for each in all_gather(mine) for member, logp in each.items()}
+    return found
+
+
 def frozen_parts(model: Path, stage: int) -> dict[str, Any]:
     """Take a step of one part: with the others frozen, or with a learning rate of 0 for them."""
     ways: dict[str, tuple[ModelPart, dict[str, Any]]] = {
@@ -737,6 +755,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "checkpointing": checkpointing,
     "frozen_vision": frozen_vision,
     "frozen_features": frozen_features,
+    "blind": blind,
     "families": families,
     "frozen_parts": frozen_parts,
     "rates_by_part": rates_by_part,

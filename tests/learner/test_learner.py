@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,6 +203,32 @@ def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(results, single)
     case = results["frozen_features"]
     assert case["is_frozen"] and case["passes"] == case["rows"][0], "old log-probs and updates do not pass it again"
     assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
+@over("blind")
+def test_the_blind_pass_is_the_model_s_with_blank_images(results, tiny_model: Path) -> None:
+    """Against padded rows of the unmodified model; a prompt of text has the same log-probs as ever."""
+    model = load_reference(tiny_model)
+    groups = make_groups(tiny_model, model.config)
+    grey = [
+        replace(
+            g,
+            prompt=replace(
+                g.prompt,
+                vision={k: torch.full_like(t, 0.01) if "pixel" in k else t for k, t in g.prompt.vision.items()},
+            ),
+        )
+        for g in groups
+    ]
+    for name, chosen in (("blind", grey), ("seeing", groups)):
+        with torch.no_grad():
+            wanted = padded_logps(model, chosen, banned=banned_ids(model.config), temperature=TEMPERATURE)
+        assert results["blind"][name].keys() == {(g, i) for g in range(5) for i in range(4)}
+        for (g, i), logp in results["blind"][name].items():
+            np.testing.assert_allclose(logp, wanted[g][i].numpy(), atol=2e-5)
+    blind, seeing = results["blind"]["blind"], results["blind"]["seeing"]
+    assert np.abs(blind[0, 1] - seeing[0, 1]).max() > 1e-3, "the image changes the tokens"
+    np.testing.assert_array_equal(blind[2, 1], seeing[2, 1])
 
 
 def part_of(name: str) -> str:

@@ -64,6 +64,8 @@ ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as we
 LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
 _LONGEST_WAIT = 3600.0  # for servers: half of distributed.COLLECTIVE_TIMEOUT
 
+FractionInside = Annotated[float, Field(gt=0, lt=1)]
+
 
 class HadwConfig(ConfigSection):
     """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
@@ -114,6 +116,15 @@ class AlgorithmConfig(ConfigSection):
     ) = None
     """How tokens are weighted in the batch's loss: token is one mean over the mini-batch, group_token a mean over the
     tokens of each group; null: the algorithm's."""
+    credit: Literal["uniform", "top_visual", "visual"] | None = None
+    """What a token counts inside its response: all the same, only those that the image changes most (VPPO), or more
+    the more the image changes them (PGPO). Costs a forward pass without the image. null: the algorithm's."""
+    credit_share: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of a response's tokens that the credit top_visual keeps."""
+    credit_floor: Fraction = 0.9
+    """Smallest factor that top_visual gives a response's advantage; 1 gives all the same."""
+    credit_threshold: FractionInside = 0.4
+    """tau of the credit visual: tokens above it gain weight, the others lose it."""
     length_exponent: Fraction = 0.75
     """a of the aggregation variance: a token weighs its response's length to the power of -a. 0 is constant, 1 is
     sequence up to a factor; VL Norm has 0.75 for mathematics and 1 for countdown."""

@@ -13,7 +13,7 @@ speed: tokens a second, MFU and memory of each step.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """
 
-__all__ = ["mini_batches", "periodic_evaluation", "preflight", "recorder", "run", "session", "sft"]
+__all__ = ["mini_batches", "periodic_evaluation", "preflight", "recorder", "run", "session", "sft", "token_credit"]
 _USES = [
     "data",
     "evaluation",

@@ -14,20 +14,24 @@ from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.rollouts.collect import RolloutBatch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
+from vlm_rl.session.token_credit import TokenCredit
 from vlm_rl.types import Group
 
 
 class MiniBatches:
     """This rank's rows of the mini-batches of one step."""
 
-    def __init__(self, session: Session, pack: Callable[[int], Sequence[list[PackedRow]]]) -> None:
+    def __init__(
+        self, session: Session, pack: Callable[[int], Sequence[list[PackedRow]]], credit: TokenCredit
+    ) -> None:
         """Remember how to pack.
 
         Args:
             session: the run.
             pack: returns the rows of each mini-batch, of at most so many tokens each.
+            credit: of the step's tokens.
         """
-        self._session, self.packed = session, lru_cache(1)(pack)
+        self._session, self.packed, self._credit = session, lru_cache(1)(pack), credit
         self._before_first_step: Sequence[list[PackedRow]] = []
 
     def prepared(self, tokens: int, timings: Timings) -> Sequence[list[PackedRow]]:
@@ -45,15 +49,29 @@ class MiniBatches:
             pairs = zip(mini_batches, self._before_first_step, strict=True)
             mini_batches = [with_log_probs_of(*pair) for pair in pairs]
         else:
-            mini_batches = self._with_log_probs(mini_batches, timings)
+            mini_batches = self._with_log_probs(mini_batches, timings, raw=self.packed(tokens))
+        if self._credit.is_known:
+            mini_batches = [self._credit.filled(number, rows) for number, rows in enumerate(mini_batches)]
         self._before_first_step = mini_batches
         return mini_batches
 
-    def _with_log_probs(self, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> Sequence[list[PackedRow]]:
-        """Return the rows with the log-probs at the weights before the first step, and with the reference's."""
+    def _with_log_probs(
+        self, mini_batches: Sequence[list[PackedRow]], timings: Timings, *, raw: Sequence[list[PackedRow]]
+    ) -> Sequence[list[PackedRow]]:
+        """Return the rows with the log-probs at the weights before the first step, and with the reference's.
+
+        With a credit, both passes that it needs are over all mini-batches; `raw` are the rows with pixels.
+        """
         learner, reference = self._session.learner, self._session.reference
-        # The first one's old log-probs are those of its own forward pass.
-        if len(mini_batches) > 1 and self._session.config.train.old_logprobs == "learner":
+        if self._credit.needs_blind_pass:
+            with timings.phase("old_logprobs"):
+                seeing = [learner.with_old_log_probs(rows) for rows in mini_batches]
+            with timings.phase("blind_logprobs"):
+                self._credit.learn(seeing, [learner.with_blind_log_probs(rows) for rows in raw])
+            if self._session.config.train.old_logprobs == "learner":
+                mini_batches = seeing
+        elif len(mini_batches) > 1 and self._session.config.train.old_logprobs == "learner":
+            # The first one's old log-probs are those of its own forward pass.
             with timings.phase("old_logprobs"):
                 later = [learner.with_old_log_probs(rows) for rows in mini_batches[1:]]
                 mini_batches = [mini_batches[0], *later]

@@ -23,7 +23,7 @@ from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.model_files.model_folder import vision_family
 from vlm_rl.types import Video
 
-__all__ = ["VisionFamily", "join_vision", "video_metadata", "vision_of"]
+__all__ = ["VisionFamily", "blank", "join_vision", "video_metadata", "vision_of"]
 
 
 class VisionFamily(Protocol):
@@ -116,6 +116,12 @@ def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return `vision` of several prompts, in their order; a prompt need not have every tensor."""
     keys = dict.fromkeys(key for part in parts for key in part)
     return {key: torch.cat([part[key] for part in parts if key in part]) for key in keys}
+
+
+def blank(vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `vision` of images of the same sizes, all in the processor's mean colour."""
+    # Not 0: Idefics3 takes a tile of zeros for padding.
+    return {key: torch.full_like(t, 0.01) if key.startswith("pixel_values") else t for key, t in vision.items()}
 
 
 def vision_of(config: Any) -> VisionFamily | None:

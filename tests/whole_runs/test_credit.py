@@ -1,0 +1,59 @@
+"""Runs whose tokens have a credit, and whose baseline has a history."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.helpers.toy_runs import Toys, assert_equal_runs
+
+CREDIT: dict[str, Any] = {"credit": "top_visual", "aggregation": "variance", "advantage": "ebpo"}
+
+
+def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None:
+    """Two steps, a resume, two more: as four in one go. All mini-batches have both passes."""
+    whole = toys.train_run("credit", algorithm=CREDIT)
+    toys.train_run("credit-cut", algorithm=CREDIT, train={"steps": 2})
+    config = str(toys.config("credit-cut", algorithm=CREDIT))
+    result = toys.runner("train", config, "--resume")
+    assert result.code == 0, result.output[-3000:]
+    assert_equal_runs(toys.run("credit-cut"), whole)
+    for record in whole.metrics():
+        assert 0.4 <= record["visual/credited"] < 0.5  # ceil(.4 L) of L tokens
+        assert record["visual/dependence"] > 0 and record["timing/blind_logprobs"] > 0
+        assert 0 <= record["ebpo/shrinkage"] <= 0.51 and math.isfinite(record["ebpo/mean_reward"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", [{"credit": "top_visual", "aggregation": "balanced"}, {"credit": "visual", "name": "luspo"}]
+)
+def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, Any]) -> None:
+    """The first step of one rank, and of two in ZeRO 2 with narrow rows and a frozen vision tower's features."""
+    name = rule["credit"]
+    options: dict[str, Any] = {"algorithm": rule, "model": {"path": str(toys.model), "freeze": ["tower", "merger"]}}
+    train: dict[str, Any] = {"steps": 1, "mini_batch_prompts": 4}
+    one = toys.train_run(f"{name}-one", **options, train=train)
+    narrow = {**train, "zero_stage": 2, "micro_batch_tokens": 170}
+    config = toys.config(f"{name}-two", **options, train=narrow)
+    assert toys.runner("train", str(config), ranks=2).code == 0
+    (first,), (second,) = one.metrics(), toys.run(f"{name}-two").metrics()
+    for key in first:
+        if key.startswith(("visual/", "gradient_mass/", "length_pull/", "loss", "grad_norm")) and math.isfinite(
+            first[key]
+        ):
+            assert second[key] == pytest.approx(first[key], rel=1e-3, abs=1e-6), key
+
+
+@pytest.mark.slow
+def test_credit_with_the_sampler_s_log_probs_and_one_mini_batch(toys: Toys) -> None:
+    """The ratio is then over what the sampler reported, and both passes are made all the same."""
+    rule = {"credit": "visual", "mask_truncated": True, "kl_coef": 0.1}
+    run = toys.train_run(
+        "credit-sampler", algorithm=rule, train={"steps": 1, "mini_batch_prompts": 4, "old_logprobs": "sampler"}
+    )
+    (record,) = run.metrics()
+    assert record["timing/old_logprobs"] > 0 and record["timing/blind_logprobs"] > 0
+    assert record["rollout/logprob_gap"] < 1e-3 and 0 < record["grad_norm"] < math.inf

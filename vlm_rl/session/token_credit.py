@@ -1,0 +1,119 @@
+"""The credit of a step's tokens: from the log-probs with and without the image to the rows of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vlm_rl.credit import CREDITS, Credits, Dependence, dependence_metrics, visual_dependence
+from vlm_rl.distributed import all_gather
+from vlm_rl.learner.packing import PackedRow
+from vlm_rl.session.session import Session
+from vlm_rl.types import Group
+
+
+class TokenCredit:
+    """The weights of a step's tokens in the loss: of each response, and where credit is not uniform of each token."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Sequence[Sequence[Group]],
+        weigh: Callable[..., np.ndarray],
+    ) -> None:
+        """Weigh the responses of each mini-batch.
+
+        Args:
+            session: the run.
+            parts: the mini-batches, on all ranks.
+            weigh: returns the weights [P, G] of a mini-batch, given its groups and the sums of credits of responses.
+        """
+        self._session, self._parts, self._weigh = session, parts, weigh
+        self.of_responses = [weigh(part) for part in parts]
+        self.mean_weights = self.of_responses  # of a response's tokens, with their credit; for the metrics
+        self.metrics: dict[str, float] = {}
+        self._credits: list[Credits] = []
+
+    @property
+    def needs_blind_pass(self) -> bool:
+        """Tell whether the log-probs without the image are needed."""
+        return self._session.algorithm.credit != "uniform" and self._session.policy.vision is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether `learn` has been called."""
+        return bool(self._credits)
+
+    def learn(self, seeing: Sequence[Sequence[PackedRow]], blind: Sequence[Sequence[PackedRow]]) -> None:
+        """Compute the credit of every token of the step, on all ranks, before anything is split among them.
+
+        Args:
+            seeing: this rank's rows of each mini-batch, with old_logp_K given the images.
+            blind: the same rows, with old_logp_K given blank images.
+        """
+        options, rule = self._session.config.algorithm, self._session.algorithm
+        extra = {
+            "top_visual": {"share": options.credit_share, "floor": options.credit_floor},
+            "visual": {"threshold": options.credit_threshold},
+        }[rule.credit]
+        dependence: list[Dependence] = [
+            _dependence(part, *rows) for part, *rows in zip(self._parts, seeing, blind, strict=True)
+        ]
+        self._credits = [CREDITS[rule.credit](each, **extra) for each in dependence]
+        masses = [_masses(part, each) for part, each in zip(self._parts, self._credits, strict=True)]
+        self.of_responses = [self._weigh(part, mass_PG) for part, mass_PG in zip(self._parts, masses, strict=True)]
+        lengths = [np.stack([group.lengths_G for group in part]) for part in self._parts]
+        self.mean_weights = [
+            weights_PG * mass_PG / np.maximum(lengths_PG, 1)
+            for weights_PG, mass_PG, lengths_PG in zip(self.of_responses, masses, lengths, strict=True)
+        ]
+        self.metrics = dependence_metrics(
+            [group for each in dependence for group in each],
+            [group for each in self._credits for group in each],
+            [[reward.grade.correct for reward in group.rewards] for part in self._parts for group in part],
+        )
+
+    def filled(self, number: int, rows: Sequence[PackedRow]) -> list[PackedRow]:
+        """Return the rows of a mini-batch with their credits and weights."""
+        return [fill(row, self._credits[number], self.of_responses[number]) for row in rows]
+
+
+def fill(row: PackedRow, credit: Credits, weights_PG: np.ndarray) -> PackedRow:
+    """Return the row with credit_K and weights_n of its members; what weighed nothing stays at 0, as padding does."""
+    sizes = row.loss.lengths_n.tolist()
+    of_members = [credit[group][index] for group, index in row.members]
+    parts = [np.ones(size) if c is None else c for c, size in zip(of_members, sizes, strict=True)]
+    weights_n = torch.tensor([float(weights_PG[member]) for member in row.members])
+    weights_n = torch.where(row.loss.weights_n == 0, 0.0, weights_n)
+    credit_K = torch.from_numpy(np.concatenate(parts)).float()
+    return replace(row, loss=replace(row.loss, credit_K=credit_K, weights_n=weights_n))
+
+
+def _dependence(part: Sequence[Group], seeing: Sequence[PackedRow], blind: Sequence[PackedRow]) -> Dependence:
+    """Return S_t of a mini-batch, gathered from all ranks; None for prompts without images."""
+    mine: dict[tuple[int, int], np.ndarray] = {}
+    for with_image, without in zip(seeing, blind, strict=True):
+        sizes = with_image.loss.lengths_n.tolist()
+        assert with_image.loss.old_logp_K is not None and without.loss.old_logp_K is not None
+        pairs = zip(without.loss.old_logp_K.split(sizes), with_image.loss.old_logp_K.split(sizes), strict=True)
+        scores = [visual_dependence(a.numpy(), b.numpy()) for a, b in pairs]
+        mine |= dict(zip(with_image.members, scores, strict=True))
+    of_ranks: list[dict[tuple[int, int], np.ndarray]] = all_gather(mine)
+    found = {member: s for each in reversed(of_ranks) for member, s in each.items()}  # the lowest rank's of padding
+    return [
+        [found[p, g] if group.problem.images else None for g in range(len(group.rollouts))]
+        for p, group in enumerate(part)
+    ]
+
+
+def _masses(part: Sequence[Group], credit: Credits) -> np.ndarray:
+    """Return the sum of each response's credits [P, G], its length where they are uniform."""
+    return np.array(
+        [
+            [len(r.ids) if c is None else float(c.sum()) for r, c in zip(group.rollouts, row, strict=True)]
+            for group, row in zip(part, credit, strict=True)
+        ]
+    )
