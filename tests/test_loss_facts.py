@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.hadw import Belief, difficulty_weights
-from vlm_rl.losses import AGGREGATIONS, kl_estimate, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, divergence, kl_estimate, policy_loss, token_weights
 from vlm_rl.types import LossInputs
 
 L_MAX = 16
@@ -542,3 +542,43 @@ def test_the_gradient_of_k3_is_that_of_the_divergence_turned_round(logits: list[
     logp, logq = policy.log_softmax(0), reference.log_softmax(0)
     (computed,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, logq)).sum(), policy)
     np.testing.assert_allclose(computed.numpy(), (logp.detach().exp() - logq.exp()).numpy(), atol=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=2, max_size=6))
+def test_the_gradient_of_the_perception_term_is_the_divergence_s_own(logits: list[tuple[float, float]]) -> None:
+    """Averaged over the policy's own tokens: value and gradient of KL(policy || blind) = sum p log(p / q)."""
+    policy, blind = torch.tensor(logits, dtype=torch.float64).T
+    policy = policy.clone().requires_grad_()
+    logp, logq = policy.log_softmax(0), blind.log_softmax(0)
+    estimate = (logp.detach().exp() * divergence(logp, logq)).sum()
+    exact = (logp.exp() * (logp - logq)).sum()
+    assert float(estimate.detach()) == pytest.approx(float(exact.detach()), abs=1e-12)
+    (computed,) = torch.autograd.grad(estimate, policy, retain_graph=True)
+    (wanted,) = torch.autograd.grad(exact, policy)
+    np.testing.assert_allclose(computed.numpy(), wanted.numpy(), atol=1e-12)
+
+
+@settings(max_examples=30)
+@given(batch=batches(), seed=st.integers(0, 2**31))
+def test_the_perception_term_is_a_token_mean_over_what_has_an_image(batch: TokenBatch, seed: int) -> None:
+    """loss - gamma (1/T) sum over seeing tokens of k3; no gradient reaches tokens of prompts without an image."""
+    rng = np.random.default_rng(seed)
+    weights = weights_of("ba", batch)
+    data = inputs(batch, weights)
+    logp = torch.from_numpy(np.concatenate([v for row in batch.logp for v in row])).requires_grad_()
+    total = max(len(logp), 1)
+    blind = logp.detach() + torch.from_numpy(rng.normal(0, 0.4, len(logp)))
+    sees = torch.from_numpy(rng.random(len(logp)) < 0.7)
+    full = replace(data, blind_logp_K=torch.where(sees, blind, torch.nan), mean_weight=1 / total)
+    zeros = torch.zeros_like(logp)
+    base, _ = policy_loss(logp, zeros, data, **factors("ba"))
+    loss, sums = policy_loss(logp, zeros, full, **factors("ba"), perception_coef=0.3)
+    gap = (blind - logp.detach())[sees]
+    k3 = float((gap.exp() - gap - 1).sum())
+    assert float(loss.detach()) == pytest.approx(float(base.detach()) - 0.3 * k3 / total, rel=1e-10, abs=1e-13)
+    assert float(sums["perception"]) == pytest.approx(k3) and int(sums["seeing_tokens"]) == int(sees.sum())
+    if len(logp):
+        (gradient,) = torch.autograd.grad(loss, logp)
+        (alone,) = torch.autograd.grad(base, logp)
+        wanted = torch.where(sees, 0.3 / total * (blind - logp.detach()), 0.0)
+        torch.testing.assert_close(gradient - alone, wanted, rtol=1e-9, atol=1e-13)

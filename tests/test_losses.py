@@ -17,7 +17,7 @@ from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, resolve_algorithm
 from vlm_rl.config import AlgorithmConfig
 from vlm_rl.errors import UserError
-from vlm_rl.losses import AGGREGATIONS, correction_weights, kl_estimate, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, correction_weights, kept_tokens, kl_estimate, policy_loss, token_weights
 from vlm_rl.types import LossInputs
 
 L_MAX = 50
@@ -342,6 +342,47 @@ def test_the_correction_scales_terms_and_carries_no_gradient() -> None:
     (a,) = torch.autograd.grad(loss, logp)
     (b,) = torch.autograd.grad(plain, logp)
     torch.testing.assert_close(a, b * float(np.exp(0.25)), rtol=1e-10, atol=0)
+
+
+def test_rejection_by_hand() -> None:
+    # ratios of two responses: 2, 4 (product 8, geometric mean 2.83) and .5, 1 (product .5, geometric mean .71)
+    old = torch.log(torch.tensor([2.0, 4.0, 0.5, 1.0], dtype=torch.float64))
+    beh, response, lengths = torch.zeros(4, dtype=torch.float64), torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2])
+
+    def kept(level: str, low: float = 0.0) -> list[bool]:
+        return kept_tokens(old, beh, response, lengths, level=level, bounds=(low, 3.0)).tolist()
+
+    assert kept("token") == [True, False, True, True]
+    assert kept("sequence") == [False, False, True, True]
+    assert kept("geometric") == [True, True, True, True]
+    assert kept("token", 0.6) == [True, False, False, True]
+    assert kept("sequence", 0.6) == [False, False, False, False]
+    assert kept("geometric", 0.8) == [True, True, False, False]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_what_is_rejected_has_no_gradient_and_the_rest_keeps_its_own(level: str) -> None:
+    """Denominators stay, so the loss of a split adds up; KL counts all tokens."""
+    logp = LOGP.clone().requires_grad_()
+    sampler = OLD - torch.linspace(-0.6, 0.9, 10, dtype=torch.float64)
+    weights = np.full(4, 0.1)
+    data = replace(
+        inputs(LENGTHS, ADVANTAGES, weights, OLD, sampler),
+        reference_logp_K=LOGP + 0.1,
+        mean_weight=0.1,
+    )
+    options = {**TOKEN_CLIP, "kl_coef": 0.3}
+    loss, sums = policy_loss(logp, ENTROPY, data, **options, rejection=level, rejection_bounds=(0.7, 1.5))
+    plain, _ = policy_loss(logp, ENTROPY, data, **options)
+    only_kl = policy_loss(logp, ENTROPY, replace(data, weights_n=data.weights_n * 0), **options)[0]
+    kept = []
+    for gap in per_response(OLD - sampler):
+        ratio = {"token": gap.exp(), "sequence": gap.sum().exp(), "geometric": gap.mean().exp()}[level]
+        kept.append(((ratio >= 0.7) & (ratio <= 1.5)).expand(len(gap)))
+    kept_K = torch.cat(kept)
+    assert 0 < kept_K.sum() < 10 and int(sums["rejected"]) == 10 - int(kept_K.sum())
+    own, of_all, of_kl = (torch.autograd.grad(value, logp)[0] for value in (loss, plain, only_kl))
+    torch.testing.assert_close(own - of_kl, torch.where(kept_K, of_all - of_kl, 0.0), rtol=1e-10, atol=1e-15)
 
 
 def test_kl_estimate_by_hand() -> None:

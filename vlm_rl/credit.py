@@ -27,6 +27,11 @@ def visual_dependence(blind_logp_R: np.ndarray, logp_R: np.ndarray) -> np.ndarra
     return np.clip(np.exp(gap_R) - gap_R - 1, 0, MOST)
 
 
+def uniform_credit(dependence: Dependence) -> Credits:
+    """Return 1 for every token."""
+    return [[None if s is None else np.ones(len(s)) for s in group] for group in dependence]
+
+
 def top_visual_credit(dependence: Dependence, *, share: float = 0.4, floor: float = 0.9) -> Credits:
     """Return f_i for the share of a response's tokens with the largest S_t, else 0 (VPPO, arXiv 2510.09285).
 
@@ -77,6 +82,7 @@ def visual_credit(dependence: Dependence, *, threshold: float = 0.4) -> Credits:
 
 
 CREDITS: dict[str, Callable[..., Credits]] = {
+    "uniform": uniform_credit,
     "top_visual": top_visual_credit,
     "visual": visual_credit,
 }

@@ -262,6 +262,36 @@ def correction_weights(
     return torch.exp(gap_K).clamp(max=cap)
 
 
+def kept_tokens(
+    old_logp_K: Tensor,
+    sampler_logp_K: Tensor,
+    response_K: Tensor,
+    lengths_n: Tensor,
+    *,
+    level: str,
+    bounds: tuple[float, float],
+) -> Tensor:
+    """Return which tokens [K] train: those whose learner / sampler ratio is within the bounds, both included.
+
+    The ratio is exp(lp_old - lp_sampler) of each token, or of the whole response the exponential of the sum of these
+    gaps (`sequence`) or of their mean (`geometric`): verl's token_k1, seq_sum_k1 and seq_mean_k1.
+
+    Args:
+        old_logp_K: the learner's log-probs at the weights that drew the responses.
+        sampler_logp_K: the sampler's.
+        response_K: the response that each token belongs to.
+        lengths_n: tokens of each response.
+        level: token, sequence or geometric.
+        bounds: the smallest and the largest ratio that train.
+    """
+    gap_K = (old_logp_K - sampler_logp_K).detach()
+    if level != "token":
+        mean_n = _mean_by_response(gap_K, response_K, lengths_n)
+        gap_K = (mean_n * lengths_n if level == "sequence" else mean_n)[response_K]
+    ratio_K = torch.exp(gap_K)
+    return (ratio_K >= bounds[0]) & (ratio_K <= bounds[1])
+
+
 # --- KL to a reference ------------------------------------------------------------------------
 
 
@@ -273,6 +303,16 @@ def kl_estimate(logp_K: Tensor, reference_logp_K: Tensor) -> Tensor:
     """
     gap_K = reference_logp_K - logp_K
     return torch.exp(gap_K) - gap_K - 1
+
+
+def divergence(logp_K: Tensor, other_logp_K: Tensor) -> Tensor:
+    """Return k3 of KL(policy || other) per token [K], with a gradient that is the divergence's own on average.
+
+    The gradient is (lp - lp_other) grad lp, that of k2 = (lp - lp_other)^2 / 2. Averaged over tokens that the policy
+    samples it is grad KL(policy || other), where that of `kl_estimate` is grad KL(other || policy).
+    """
+    gap_K = (other_logp_K - logp_K).detach()
+    return torch.exp(gap_K) - gap_K - 1 - gap_K * (logp_K - logp_K.detach())
 
 
 # --- the loss ---------------------------------------------------------------------------------
@@ -292,6 +332,9 @@ def policy_loss(
     entropy_coef: float = 0.0,
     clip_dual: float | None = None,
     sapo_temperatures: tuple[float, float] = (1.0, 1.05),
+    perception_coef: float = 0.0,
+    rejection: str | None = None,
+    rejection_bounds: tuple[float, float] = (0.0, 3.0),
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of one micro-batch, a weighted sum, and sums over its tokens for the metrics.
 
@@ -306,7 +349,10 @@ def policy_loss(
         gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs; where these are
                        lp_old, |lp - lp_sampler|
         fresh_tokens   how many these are, where not all tokens are measured
+        rejected       tokens that do not train because learner and sampler differ too much, where that is looked at
         kl             the KL estimate, where there is a reference
+        perception     k3 between with and without the image, over tokens of prompts with images, where it is wanted
+        seeing_tokens  how many these are
 
     KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
     tokens of A = 0, and ``length_weighted`` would let both grow with length.
@@ -324,6 +370,10 @@ def policy_loss(
         entropy_coef: weight of the entropy bonus.
         clip_dual: the largest ratio where A < 0; only `clip` uses it.
         sapo_temperatures: t where A > 0 and t elsewhere; only `sapo` uses them.
+        rejection: token, sequence or geometric: the ratio of learner and sampler by which tokens are left out; None
+            for none.
+        rejection_bounds: the smallest and the largest such ratio that trains.
+        perception_coef: weight of the divergence from the policy without the image, which the loss rewards.
     """
     old_logp_K = logp_K.detach() if inputs.old_logp_K is None else inputs.old_logp_K
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
@@ -335,6 +385,11 @@ def policy_loss(
         weight_K = weight_K * correction_weights(
             old_logp_K, inputs.sampler_logp_K, inputs.response_K, inputs.lengths_n, ratio=ratio, cap=cap
         )
+    kept_K = None
+    if rejection is not None and inputs.sampler_logp_K is not None:
+        layout = inputs.response_K, inputs.lengths_n
+        kept_K = kept_tokens(old_logp_K, inputs.sampler_logp_K, *layout, level=rejection, bounds=rejection_bounds)
+        weight_K = weight_K * kept_K
     options = {"clip": {"dual": clip_dual}, "sapo": {"temperatures": sapo_temperatures}}.get(surrogate, {})
     terms_K = partial(SURROGATES[surrogate], **options)(ratio_K, advantage_K, logp_K, clip_low, clip_high)
     loss = (weight_K * terms_K).sum()
@@ -345,6 +400,8 @@ def policy_loss(
         "clipped_low": ((advantage_K < 0) & (value_K < 1 - clip_low)).sum(),
         "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
     }
+    if kept_K is not None:
+        sums["rejected"] = (~kept_K).sum()
     if clip_dual is not None:
         sums["clipped_dual"] = ((advantage_K < 0) & (value_K > clip_dual)).sum()
     if inputs.sampler_logp_K is not None:
@@ -358,6 +415,11 @@ def policy_loss(
         kl_K = kl_estimate(logp_K, inputs.reference_logp_K)
         sums["kl"] = kl_K.detach().sum()
         loss = loss + kl_coef * inputs.mean_weight * kl_K.sum()
+    if inputs.blind_logp_K is not None:
+        seeing_K = ~torch.isnan(inputs.blind_logp_K)
+        divergence_K = divergence(logp_K[seeing_K], inputs.blind_logp_K[seeing_K])
+        sums["perception"], sums["seeing_tokens"] = divergence_K.detach().sum(), seeing_K.sum()
+        loss = loss - perception_coef * inputs.mean_weight * divergence_K.sum()
     if entropy_coef:
         loss = loss - entropy_coef * inputs.mean_weight * entropy_K.sum()
     return loss, sums

@@ -207,10 +207,14 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
     if "clipped_dual" in total:
         metrics["clip_ratio/dual_mean"] = total["clipped_dual"] / tokens
+    if "rejected" in total:
+        metrics["rollout/rejected"] = total["rejected"] / tokens
     if "policy_loss" in total:
         metrics["loss/policy"] = total["policy_loss"] / len(results)
     if "kl" in total:
         metrics["kl"] = total["kl"] / tokens
+    if seeing := total.get("seeing_tokens"):
+        metrics["visual/kl"] = total["perception"] / seeing
     if "gap" in total and (fresh := total.get("fresh_tokens", tokens)):
         metrics["rollout/logprob_gap"] = total["gap"] / fresh
     if routed := total.get("router_tokens"):

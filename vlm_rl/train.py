@@ -144,7 +144,10 @@ def loss_of(session: Session) -> LossFunction:
         cap=options.correction_cap,
         kl_coef=options.kl_coef,
         entropy_coef=options.entropy_coef,
+        rejection=options.rejection,
+        rejection_bounds=(options.rejection_min, options.rejection_max),
         clip_dual=options.clip_dual,
+        perception_coef=options.perception_coef,
         sapo_temperatures=(options.sapo_temperature_pos, options.sapo_temperature_neg),
     )
 

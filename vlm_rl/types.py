@@ -247,4 +247,5 @@ class LossInputs:
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
     fresh_K: torch.Tensor | None = None  # bool: the gap is measured here; None: on all tokens
     credit_K: torch.Tensor | None = None  # what each token counts inside its response; None: 1
+    blind_logp_K: torch.Tensor | None = None  # given a blank image, where the loss needs it; NaN without an image
     old_is_sampler: bool = False  # old_logp_K is sampler_logp_K, so that the gap is measured on the current log-probs

@@ -23,7 +23,8 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import policy_loss
 from vlm_rl.session.mini_batches import MiniBatches
 from vlm_rl.session.recorder import Timings
-from vlm_rl.train import GapError, optimize
+from vlm_rl.session.token_credit import TokenCredit
+from vlm_rl.train import GapError, optimize, weigh
 
 FamilyModel = Callable[[str], Path]
 NOISE = 0.01  # nats: of the sampler's log-probs
@@ -89,7 +90,11 @@ def batches(session: Any, folder: Path) -> list[list[PackedRow]]:
 
 def trained(session: Any, mini_batches: Sequence[list[PackedRow]]) -> list[Tensor]:
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
-    optimize(session, MiniBatches(session, lambda _: mini_batches), Timings(lambda _: None))
+    optimize(
+        session,
+        MiniBatches(session, lambda _: mini_batches, TokenCredit(session, [], weigh)),
+        Timings(lambda _: None),
+    )
     after = [p.detach() for p in session.learner.policy.parameters()]
     assert not all(map(torch.equal, before, after))
     return after
@@ -140,7 +145,9 @@ def test_the_gap_is_that_of_the_first_mini_batch_before_its_step(family_model: F
     session = session_of(folder, old_logprobs="sampler", max_gap=0.1 * NOISE)
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
     with pytest.raises(GapError, match="This update was not made"):
-        optimize(session, MiniBatches(session, lambda _: rows), Timings(lambda _: None))
+        optimize(
+            session, MiniBatches(session, lambda _: rows, TokenCredit(session, [], weigh)), Timings(lambda _: None)
+        )
     assert all(map(torch.equal, before, session.learner.policy.parameters()))
 
 
@@ -159,4 +166,11 @@ def test_older_tokens_are_refused(rollout: dict[str, Any]) -> None:
     tree = {"out": "x", "model": {"path": "m"}, "data": {"train": ["x"]}, "rollout": rollout}
     parse_config(tree)
     with pytest.raises(UserError, match=r"train\.old_logprobs is sampler, and rollout\.(carry_over|ahead) is"):
+        parse_config({**tree, "train": {"old_logprobs": "sampler"}})
+
+
+def test_rejection_without_the_learners_log_probs_is_refused() -> None:
+    tree = {"out": "x", "model": {"path": "m"}, "data": {"train": ["x"]}, "algorithm": {"rejection": "geometric"}}
+    parse_config(tree)
+    with pytest.raises(UserError, match=r"train\.old_logprobs is sampler, and algorithm\.rejection is geometric"):
         parse_config({**tree, "train": {"old_logprobs": "sampler"}})

@@ -50,10 +50,11 @@ def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, An
 @pytest.mark.slow
 def test_credit_with_the_sampler_s_log_probs_and_one_mini_batch(toys: Toys) -> None:
     """The ratio is then over what the sampler reported, and both passes are made all the same."""
-    rule = {"credit": "visual", "mask_truncated": True, "kl_coef": 0.1}
+    rule = {"credit": "visual", "mask_truncated": True, "kl_coef": 0.1, "perception_coef": 0.02}
     run = toys.train_run(
         "credit-sampler", algorithm=rule, train={"steps": 1, "mini_batch_prompts": 4, "old_logprobs": "sampler"}
     )
     (record,) = run.metrics()
     assert record["timing/old_logprobs"] > 0 and record["timing/blind_logprobs"] > 0
+    assert record["visual/kl"] == pytest.approx(record["visual/dependence"], rel=1e-3), "before any step S_t is k3"
     assert record["rollout/logprob_gap"] < 1e-3 and 0 < record["grad_norm"] < math.inf

@@ -442,7 +442,7 @@ def test_every_key_is_read(toys: Toys) -> None:
     benchmark = benchmark_set(toys, "keys-set")
     runs = {
         "adamw": {
-            "algorithm": {"name": "grpo", "hadw": {"enabled": True}},
+            "algorithm": {"name": "grpo", "hadw": {"enabled": True}, "credit": "visual", "length_bonus": 0.1},
             "data": {"train": [str(benchmark)], "allow_test_rows": True, "eval": [str(toys.heldout)]},
             "train": {"optimizer": "adamw", "schedule": "cosine", "warmup_steps": 1, "steps": 1},
             "log": {"samples_every": 1, "trackers": ["tensorboard"]},

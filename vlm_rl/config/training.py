@@ -148,10 +148,20 @@ class AlgorithmConfig(ConfigSection):
     """Degrees of freedom of the group's standard deviation."""
     correction_cap: PositiveFloat = 2.0
     """Cap of the truncated importance correction for the gap between sampler and learner."""
+    rejection: Literal["token", "sequence", "geometric"] | None = None
+    """Leave out what learner and sampler see too differently: tokens by their ratio, or responses by the product of
+    their tokens' ratios (sequence) or the geometric mean of these. null: nothing. See docs/algorithms.md."""
+    rejection_min: Fraction = 0.0
+    """The smallest ratio of learner and sampler that trains. verl has the reciprocal of the largest, TRL none."""
+    rejection_max: Annotated[float, Field(ge=1)] = 3.0
+    """The largest; TRL's default for sequences is 3."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the frozen reference, model.path; with 0 no reference is loaded."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
+    perception_coef: NonNegativeFloat = 0.0
+    """Weight of a bonus for the divergence of the policy from itself without the image (PAPO: 0.01 to 0.02). Costs a
+    forward pass with blank images; 0: none."""
     mask_truncated: bool = False
     """Overlong filtering (DAPO): a response cut at rollout.max_tokens is rewarded but not trained on."""
     hadw: HadwConfig = HadwConfig()
@@ -477,6 +487,11 @@ class Config(ConfigSection):
                 "a mini-batch is a part of the rollout batch; lower the first or raise the second"
             )
         if self.train.old_logprobs == "sampler":
+            if self.algorithm.rejection is not None:
+                yield (
+                    f"train.old_logprobs is sampler, and algorithm.rejection is {self.algorithm.rejection}: the "
+                    "learner's own log-probs, which it compares, are not computed; use train.old_logprobs=learner"
+                )
             for key in ("carry_over", "ahead"):
                 if value := getattr(self.rollout, key):
                     yield (

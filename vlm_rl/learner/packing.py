@@ -176,9 +176,9 @@ def pack_row(
 
 
 def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -> list[PackedRow]:
-    """Return the rows with the old and the reference log-probs that the same responses have in earlier rows."""
+    """Return the rows with the old, reference and blind log-probs that the same responses have in earlier rows."""
     filled = list(rows)
-    for name in ("old_logp_K", "reference_logp_K"):
+    for name in ("old_logp_K", "reference_logp_K", "blind_logp_K"):
         parts: dict[tuple[int, int], Tensor] = {}
         for row in earlier:
             if (logp_K := getattr(row.loss, name)) is not None:

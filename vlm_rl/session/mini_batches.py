@@ -67,9 +67,14 @@ class MiniBatches:
             with timings.phase("old_logprobs"):
                 seeing = [learner.with_old_log_probs(rows) for rows in mini_batches]
             with timings.phase("blind_logprobs"):
-                self._credit.learn(seeing, [learner.with_blind_log_probs(rows) for rows in raw])
+                blind = [learner.with_blind_log_probs(rows) for rows in raw]
+                self._credit.learn(seeing, blind)
             if self._session.config.train.old_logprobs == "learner":
                 mini_batches = seeing
+            mini_batches = [
+                self._credit.with_blind(number, *pair)
+                for number, pair in enumerate(zip(mini_batches, blind, strict=True))
+            ]
         elif len(mini_batches) > 1 and self._session.config.train.old_logprobs == "learner":
             # The first one's old log-probs are those of its own forward pass.
             with timings.phase("old_logprobs"):

@@ -40,7 +40,8 @@ class TokenCredit:
     @property
     def needs_blind_pass(self) -> bool:
         """Tell whether the log-probs without the image are needed."""
-        return self._session.algorithm.credit != "uniform" and self._session.policy.vision is not None
+        is_wanted = self._session.algorithm.credit != "uniform" or self._session.config.algorithm.perception_coef > 0
+        return is_wanted and self._session.policy.vision is not None
 
     @property
     def is_known(self) -> bool:
@@ -56,6 +57,7 @@ class TokenCredit:
         """
         options, rule = self._session.config.algorithm, self._session.algorithm
         extra = {
+            "uniform": {},
             "top_visual": {"share": options.credit_share, "floor": options.credit_floor},
             "visual": {"threshold": options.credit_threshold},
         }[rule.credit]
@@ -76,6 +78,13 @@ class TokenCredit:
             [[reward.grade.correct for reward in group.rewards] for part in self._parts for group in part],
         )
 
+    def with_blind(self, number: int, rows: Sequence[PackedRow], blind: Sequence[PackedRow]) -> list[PackedRow]:
+        """Return the rows of a mini-batch with blind_logp_K, of the same rows in `blind`; NaN without images."""
+        if not self._session.config.algorithm.perception_coef:
+            return list(rows)
+        sees = [bool(group.problem.images) for group in self._parts[number]]
+        return [_with_blind(*pair, sees) for pair in zip(rows, blind, strict=True)]
+
     def filled(self, number: int, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows of a mini-batch with their credits and weights."""
         return [fill(row, self._credits[number], self.of_responses[number]) for row in rows]
@@ -90,6 +99,13 @@ def fill(row: PackedRow, credit: Credits, weights_PG: np.ndarray) -> PackedRow:
     weights_n = torch.where(row.loss.weights_n == 0, 0.0, weights_n)
     credit_K = torch.from_numpy(np.concatenate(parts)).float()
     return replace(row, loss=replace(row.loss, credit_K=credit_K, weights_n=weights_n))
+
+
+def _with_blind(row: PackedRow, blind: PackedRow, sees: Sequence[bool]) -> PackedRow:
+    assert blind.loss.old_logp_K is not None
+    has_image_n = torch.tensor([sees[group] for group, _ in row.members])
+    blind_logp_K = torch.where(has_image_n[row.loss.response_K], blind.loss.old_logp_K, torch.nan)
+    return replace(row, loss=replace(row.loss, blind_logp_K=blind_logp_K))
 
 
 def _dependence(part: Sequence[Group], seeing: Sequence[PackedRow], blind: Sequence[PackedRow]) -> Dependence:
