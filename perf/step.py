@@ -20,6 +20,7 @@ PHASES = (
     "reward",
     "image_features",
     "old_logprobs",
+    "blind_logprobs",
     "reference_logprobs",
     "update",
     "sync",
