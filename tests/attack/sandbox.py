@@ -27,6 +27,7 @@ from vlm_rl.sandbox.program import Program, ProgramLimits, ProgramRun
 from vlm_rl.sandbox.programs import Sandbox
 
 PROMISE = "What may be hostile"
+X86 = os.uname().machine == "x86_64"
 MEMORY = 256 << 20
 LIMITS = ProgramLimits(seconds=5.0, cpu_seconds=3, memory=MEMORY, threads=8, stack=1 << 20, num_files=500)
 SHORT = ProgramLimits(seconds=0.7, cpu_seconds=1, memory=MEMORY)
@@ -137,6 +138,41 @@ CASES: dict[str, Case] = {
         "report(call(206 if x86 else 0, 1000, slots), call(294 if x86 else 26, 0), call(458, 0, 0, 0, 0))",
         LIMITS,
         "EPERM EPERM EPERM",
+        said,
+    ),
+    "memory in sockets of the default size": (
+        "kept, held = [], 0\ntry:\n    while True:\n        a, b = socket.socketpair(); kept.append(b)\n"
+        "        a.setblocking(False)\n        try:\n            while True: held += a.send(bytes(1 << 16))\n"
+        "        except BlockingIOError: a.close()\n"
+        "except OSError: report('refused', held + resource.getrlimit(resource.RLIMIT_AS)[0] <= (256 << 20))",
+        LIMITS,
+        "refused True",
+        said,
+    ),
+    "locks, which the kernel keeps without a limit": (
+        "import fcntl\nfile = open('x', 'wb')\nreport(attempt(lambda: fcntl.lockf(file, 1, 1, 0)),"
+        " attempt(lambda: fcntl.flock(file, 2)))",
+        LIMITS,
+        "PermissionError PermissionError" if X86 else "done done",
+        said,
+    ),
+    "calls that no program of a data set needs": (
+        "numbers = (47, 72, 101, 105, 133, 149, 157, 162, 188, 206, 222, 239, 253, 256, 275, 276, 278, 282, 283,"
+        " 289, 290, 298, 317, 319, 321, 322, 323, 324, 330, 333, 424, 425, 437, 449, 462)\n"
+        "def get(n): ctypes.set_errno(0); return call(n, -1, -1, 0, 0, 0)\n"
+        "report(*sorted({get(n) for n in numbers if os.uname().machine == 'x86_64'} or {'EPERM'}), call(500, 0))",
+        LIMITS,
+        "EPERM ENOSYS",
+        said,
+    ),
+    "files, databases and threads, which are no attack": (
+        "import shutil, sqlite3\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "open('a', 'w').write('x'); shutil.copy2('a', 'b'); os.mkdir('d'); shutil.make_archive('c', 'zip', 'd')\n"
+        "database = sqlite3.connect(':memory:'); database.execute('create table t (x)')\n"
+        "with ThreadPoolExecutor(4) as pool: numbers = list(pool.map(abs, range(-9, 0)))\n"
+        "report(sum(numbers), *sorted(os.listdir()), database.execute('select count(*) from t').fetchone()[0])",
+        LIMITS,
+        "45 a b c.zip d main.py 0",
         said,
     ),
     "a loop of asyncio, which is no attack": (
@@ -313,7 +349,7 @@ CASES: dict[str, Case] = {
         "report(os.getuid(), *(attempt(lambda f=f: f(0)) for f in (os.setuid, os.setgid, os.seteuid)),"
         " attempt(lambda: os.setgroups([0])), attempt(lambda: os.nice(-5)))",
         LIMITS,
-        "1000 OSError OSError OSError PermissionError PermissionError",
+        " ".join(["1000", *["PermissionError" if X86 else "OSError"] * 3, "PermissionError PermissionError"]),
         said,
     ),
     "capabilities": (

@@ -27,7 +27,7 @@ class ProgramLimits:
 
     seconds: float = 20.0  # by the wall clock
     cpu_seconds: int = 10
-    memory: int = 1 << 30  # bytes of address space, of the whole program: it cannot start a second process
+    memory: int = 1 << 30  # bytes of the whole program, with the buffers that the kernel may hold for it
     threads: int = 16
     output: int = 1 << 20  # bytes, of stdout and of stderr
     files: int = 16 << 20  # bytes in its folder, which is memory too

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,7 @@ __all__ = ["Program", "ProgramLimits", "ProgramRun", "Sandbox", "SandboxError"]
 
 _GRACE = 60.0  # seconds beyond a program's own, after which its launcher is taken for hung
 _START_SECONDS = 60.0
+_FEWEST_OPEN_FILES = 16
 
 
 class SandboxError(RuntimeError):
@@ -113,6 +114,28 @@ class Sandbox:
             self._idle.put(launcher)
 
 
+def with_buffers_counted(limits: ProgramLimits) -> ProgramLimits:
+    """Return limits of which the memory is that of the address space alone.
+
+    What a program leaves in sockets and pipes is memory of the kernel. Every open file may hold a buffer of the
+    machine's default size, so all of them come off the memory, up to a quarter of it. Where that is not enough, as on
+    machines with large buffers, fewer files may be open.
+    """
+    buffer = _largest_buffer()
+    share = limits.memory // 4
+    open_files = max(_FEWEST_OPEN_FILES, min(limits.open_files, share // buffer))
+    return replace(limits, memory=limits.memory - min(share, open_files * buffer), open_files=open_files)
+
+
+def _largest_buffer() -> int:
+    """Return the most bytes that one descriptor holds: a socket's buffer may pass its limit by one message."""
+    try:
+        default = int(Path("/proc/sys/net/core/wmem_default").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        default = 212992
+    return max(default * 3 // 2, 64 << 10)
+
+
 class _Launcher:
     """The process that builds the walls (launcher.py) and runs one program at a time."""
 
@@ -148,7 +171,7 @@ class _Launcher:
         texts = {"main.py": program.source, **program.files}
         files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
         sizes = {name: len(data) for name, data in files.items()}
-        header = {"files": sizes, "stdin": len(program.stdin), "limits": asdict(program.limits)}
+        header = {"files": sizes, "stdin": len(program.stdin), "limits": asdict(with_buffers_counted(program.limits))}
         request = b"".join([json.dumps(header).encode(), b"\n", *files.values(), program.stdin])
         reply, (stdout, stderr) = self._receive(program.limits.seconds + _GRACE, request)
         return ProgramRun(
