@@ -8,4 +8,4 @@ the repository; vlm_rl/demo is a link to it.
 """
 
 __all__ = ["default_runs", "files", "live", "numbers", "server"]
-_USES = ["chat_endpoint", "data", "evaluation", "grading", "model_files", "report", "run", "samplers"]
+_USES = ["chat_endpoint", "data", "evaluation", "grading", "model_files", "report", "run", "samplers", "sandbox"]

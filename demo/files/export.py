@@ -69,7 +69,8 @@ def _samples(state: PageState, index: int) -> pa.Table:
     spots = [place[int(responses.problem_R[row])] for row in rows]
     stored = responses.rows([*_STORED, "response"]).take(pa.array(rows, pa.int64()))
     counter = checkpoint.counter
-    split = None if counter is None else responses.split_R(counter, checkpoint.prefill).reasoning_R[rows]
+    whole = None if counter is None else responses.split_R(counter, checkpoint.prefill)
+    split = None if whole is None else whole.reasoning_R[rows]
     own = [p for _, p in spots]
     columns = {
         "place": pa.array([order for order, _ in spots], pa.int64()),

@@ -2,7 +2,7 @@
 
 library          finds the runs below a folder, and their evaluations
 responses        one evaluation's records as columns
-token_counts     how many of a response's tokens are reasoning
+token_counts     how many of a response's tokens are reasoning (token_worker counts, in a process with limits)
 problem_table    the problems that checkpoints share: filtered, ordered
 problem_images   a problem's images
 lengths          lengths, their changes, and what they cost or bring

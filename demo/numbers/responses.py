@@ -119,7 +119,7 @@ class Responses:
         return self.rows()
 
     @cached_property
-    def split_cache(self) -> dict[str, Split]:
+    def split_cache(self) -> dict[str, Split | None]:
         """Hold the split of all responses, by tokenizer."""
         return {}
 
@@ -128,8 +128,8 @@ class Responses:
         """Hold what was found in the reasoning of single responses, by row (demo/numbers/reasoning.py)."""
         return {}
 
-    def split_R(self, counter: TokenCounter, prefill: str = "") -> Split:
-        """Return the tokens of reasoning and answer of every response."""
+    def split_R(self, counter: TokenCounter, prefill: str = "") -> Split | None:
+        """Return the tokens of reasoning and answer of every response; None where the tokenizer cannot be used."""
         if counter.name not in self.split_cache:
             texts = self.texts["response"].to_pylist()
             self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)

@@ -3,18 +3,21 @@
 The total is what the sampler counted and is stored with the record. The reasoning, its closing tag
 included, is counted again with the tokenizer of the checkpoint; the answer is the rest, the
 end-of-sequence token included, so that both always add up to the total.
+
+A run may come from anyone, and its tokenizer may take all memory or never end (a normalizer that replaces each letter
+by a hundred, six times). So a process with limits counts. A tokenizer that went past one counts no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
+from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
 from vlm_rl.templates import END_THINK, THINK
 
 
@@ -26,23 +29,52 @@ class Split:
     answer_R: np.ndarray
 
 
+_BATCH = 1 << 20  # characters that one call counts: seconds of a core
+_worker = LimitedWorker("vlm_rl.demo.numbers.token_worker.count", cpu_seconds=30.0, memory=2 << 30)
+
+
 class TokenCounter:
     """Counts with one tokenizer file."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file. Raises FaultError or LimitError where it is no tokenizer that can be used, and OSError."""
         self.name = str(path)
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._changed = path.stat().st_mtime_ns
+        self._is_usable = True
+        self._count([""])
 
-    def split(self, responses: Sequence[str], length_R: np.ndarray, *, prefill: str = "") -> Split:
-        """Return the responses' tokens by part; `prefill` is text at their beginning that was not generated."""
+    def split(self, responses: Sequence[str], length_R: np.ndarray, *, prefill: str = "") -> Split | None:
+        """Return the responses' tokens by part, or None where the tokenizer takes too much or fails.
+
+        `prefill` is text at their beginning that was not generated.
+        """
         heads = [_reasoning(text or "", prefill) for text in responses]
-        counted = [
-            len(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(heads, add_special_tokens=False)
-        ]
+        try:
+            counted = [number for batch in _batches(heads) for number in self._count(batch)]
+        except (FaultError, LimitError):
+            self._is_usable = False
+            return None
         total = np.asarray(length_R, dtype=np.int64)
         is_open = np.array([bool(head) and END_THINK not in head for head in heads], dtype=bool)
         reasoning = np.where(is_open, total, np.minimum(np.array(counted, dtype=np.int64), total))
         return Split(reasoning, total - reasoning)
+
+    def _count(self, texts: Sequence[str]) -> list[int]:
+        if not self._is_usable:
+            raise LimitError("took too much before")
+        return _worker.call(self.name, self._changed, texts)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    yield batch
 
 
 def _reasoning(response: str, prefill: str) -> str:
@@ -58,7 +90,7 @@ def _reasoning(response: str, prefill: str) -> str:
 def _open_counter(path: Path) -> TokenCounter | None:
     try:
         return TokenCounter(path)
-    except Exception:  # the library raises bare Exception for a file it cannot read
+    except (FaultError, LimitError, OSError):
         return None
 
 

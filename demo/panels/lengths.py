@@ -86,9 +86,9 @@ def part_lengths(state: PageState) -> list[np.ndarray] | None:
             lengths.append(responses.length_R[inside])
             continue
         counter = checkpoint.counter
-        if counter is None:
+        split = None if counter is None else responses.split_R(counter, checkpoint.prefill)
+        if split is None:
             return None
-        split = responses.split_R(counter, checkpoint.prefill)
         lengths.append((split.reasoning_R if state.url.part == "reasoning" else split.answer_R)[inside])
     return lengths
 

@@ -279,7 +279,7 @@ def _reasoning_tokens(checkpoint: EvaluatedCheckpoint, record: Mapping[str, Any]
     if counter is None:
         return None
     split = counter.split([record["response"] or ""], np.array([record["length"]]), prefill=checkpoint.prefill)
-    return int(split.reasoning_R[0])
+    return None if split is None else int(split.reasoning_R[0])
 
 
 def strip_of(table: ProblemTable, order: np.ndarray, position: int) -> Strip:

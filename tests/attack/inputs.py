@@ -8,9 +8,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -21,11 +24,15 @@ from tests.helpers.images import many_scans
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import ExitResult
+from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import decode_image
+from vlm_rl.demo.numbers.token_counts import TokenCounter
 from vlm_rl.errors import UserError
+from vlm_rl.sandbox.limited import LimitedWorker, LimitError
 from vlm_rl.types import Problem
 
 FUNCTIONS = "tests.helpers.own_reward"
+LIMITED = "Limits of what a stranger wrote"
 STEP = {"steps": 1}
 
 
@@ -227,6 +234,50 @@ def long_problems(folder: Path) -> str:
     return "; ".join(results)
 
 
+def slow_values(folder: Path) -> str:
+    """Compare a set of 40,000 integers of one hash, which is made in 800 million steps."""
+    del folder
+    worker = LimitedWorker("vlm_rl.grading.code_comparison.first_difference", cpu_seconds=0.5, memory=1 << 30)
+    tree = {"set": [{"int": hex(number * (2**61 - 1))} for number in range(40_000)]}
+    try:
+        return f"compared: {worker.call('equal', [{}], [[]], [tree], [[]])}"
+    except LimitError as limit:
+        return str(limit)
+    finally:
+        worker.close()
+
+
+def endless_templates(folder: Path) -> str:
+    """Try chat templates that loop, indent, multiply and compute without an end."""
+    del folder
+    texts = (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a\nb' | indent(10**10) }}",
+        "{{ 'x' * 10**9 }}",
+        "{{ (10 ** (10 ** 9)) % 7 }}",
+    )
+    ended = 0
+    for text in texts:
+        with suppress(UserError):
+            try_template(SimpleNamespace(chat_template=text, special_tokens_map={}), [], generation=True, where="x")
+            ended += 1
+    return f"{len(texts) - ended} of {len(texts)} refused"
+
+
+def multiplying_tokenizer(folder: Path) -> str:
+    """Count with a run's tokenizer that makes 9e11 letters of one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.normalizers import Replace, Sequence
+
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.normalizer = Sequence([Replace("a", "a" * 99)] * 6)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    counter = TokenCounter(folder / "tokenizer.json")
+    split = counter.split(["<think> a </think>"], np.array([7]))
+    return "no tokens of reasoning, and this process goes on" if split is None else "counted"
+
+
 ATTACKS: tuple[Attack, ...] = (
     *(
         Attack(name, "Reward functions and judges", expected, partial(reward, **options), slow=True)
@@ -258,6 +309,15 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("NaN in a weight of a model folder", "Input", REFUSED, nan_in_a_weight, slow=True),
     Attack("a key that leads to weights nobody checked", "Input", REFUSED, unchecked_weights, slow=True),
     Attack("a pipe in a model folder", "Input", REFUSED, pipe_in_a_model_folder, slow=True),
+    Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
+    Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),
+    Attack(
+        "a tokenizer that multiplies",
+        LIMITED,
+        "no tokens of reasoning, and this process goes on",
+        multiplying_tokenizer,
+        slow=True,
+    ),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
     Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
 from vlm_rl.errors import UserError
+from vlm_rl.sandbox.limited import LimitedWorker
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
@@ -237,6 +238,27 @@ def test_a_chat_template_that_would_lose_marks_is_refused(tiny_model: Path, tmp_
     folder = edited_chat(tiny_model, tmp_path / "m", edit)
     with pytest.raises(UserError, match=message):
         PromptBuilder(folder, template=TEMPLATES["think_answer"]).check_template()
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "of CPU time"),
+        ("{{ 'a\\nb' | indent(10**10) }}", "more memory than it may take|of CPU time"),
+        ("{{ (10 ** (10 ** 9)) % 7 }}", "of CPU time|more memory"),
+        ("{{ 'x' * 10**8 }}", "returned more than 16 MiB|more memory|of CPU time"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError|ended its process"),
+    ],
+    ids=["loops", "indent", "a huge integer", "a long text", "recursion"],
+)
+def test_a_chat_template_without_an_end_is_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, message: str
+) -> None:
+    worker = LimitedWorker("vlm_rl.data.chat_templates.render", cpu_seconds=0.3, memory=256 << 20, output=16 << 20)
+    monkeypatch.setattr("vlm_rl.data.chat_templates._worker", worker)
+    folder = edited_chat(tiny_model, tmp_path / "m", lambda text: written + text)
+    with pytest.raises(UserError, match=message):
+        PromptBuilder(folder, template=TEMPLATES["think_answer"])
 
 
 def test_a_tag_that_cannot_be_sampled_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace, Sequence
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
@@ -55,6 +56,7 @@ from vlm_rl.report.html import stylesheet
 from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.sandbox.limited import LimitedWorker
 from vlm_rl.stats import estimate, score_interval
 
 
@@ -555,6 +557,20 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
     assert split.reasoning_R.tolist() == [5, 0, 99, 5] and split.answer_R.tolist() == [2, 3, 0, 2]
     given_start = TokenCounter(path).split(["<think> a b </think> 4"], np.array([5]), prefill="<think> ")
     assert given_start.reasoning_R.tolist() == [3]
+
+
+def test_a_tokenizer_that_takes_all_memory_counts_nothing(tmp_path, monkeypatch):
+    """Six replacements of a letter by 99 would make 9e11 letters of one, and abort the process."""
+    worker = LimitedWorker("vlm_rl.demo.numbers.token_worker.count", cpu_seconds=5.0, memory=256 << 20)
+    monkeypatch.setattr("vlm_rl.demo.numbers.token_counts._worker", worker)
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.normalizer = Sequence([Replace("a", "a" * 99)] * 6)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    counter = TokenCounter(tmp_path / "tokenizer.json")
+    assert counter.split(["<think> a </think>"], np.array([7])) is None
+    worker.close()
+    assert counter.split(["<think> b </think>"], np.array([7])) is None, "it is not asked again"
+    assert worker._process is None
 
 
 # -- what is written on the page -----------------------------------------------------------------

@@ -209,9 +209,9 @@ def test_values_that_a_program_wrote_by_itself_are_wrong(value: str) -> None:
     source += "        except OSError: pass"
     tests = CodeTests(function="f", inputs=[[]], outputs=[1], rule="equal")
     with CodeGrader(workers=1) as grader:
-        assert grader.judge([(source, {"tests": tests.packed()})]) == [
-            ("wrong", "test 1 of 1: what it returned cannot be read")
-        ]
+        ((verdict, reason),) = grader.judge([(source, {"tests": tests.packed()})])
+    assert verdict == "wrong"
+    assert reason in ("test 1 of 1: what it returned cannot be read", "test 1 of 1: 2 answers to 1 calls")
 
 
 @pytest.mark.parametrize("caught", ["Exception", "BaseException"])
@@ -260,3 +260,28 @@ def test_closing_ends_what_is_judged() -> None:
     grader.close()
     thread.join(timeout=30)
     assert {verdict for verdict, _ in judged} == {"error"} and len(judged) == 20
+
+
+_SAME_HASH = "L = [n * (2**61 - 1) for n in range(20_000)]\nclass S(set):\n    __iter__ = lambda s: iter(L)\n"
+
+
+def test_values_that_are_slow_to_compare_cost_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 integers of one hash make a set in 200 million steps; two megabytes hold 60,000."""
+    monkeypatch.setattr("vlm_rl.grading.code_comparison.CPU_SECONDS", 0.3)
+    gold = list(range(30_000))
+    tests = CodeTests(function="f", inputs=[[1], [2]], outputs=[gold, gold], rule="equal")
+    right, slow = "def f(x): return list(range(30_000))", f"{_SAME_HASH}def f(x): return S()"
+    with CodeGrader(workers=1) as grader:
+        judged = grader.judge([(text, {"tests": tests.packed()}) for text in (slow, right)])
+    reason = "comparing what it returned took more than 0.3 s of CPU time"
+    assert judged == [("wrong", reason), ("correct", "passes all 2 tests")]
+
+
+def test_all_tests_of_a_program_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlm_rl.grading.code_grader._ALL_TESTS", 0.5)
+    tests = CodeTests(inputs=["1"] * 30, outputs=["1"] * 30)
+    slow = "import time\nwhile time.process_time() < 0.2: pass\nprint(1)"
+    with CodeGrader(workers=1) as grader:
+        ((verdict, reason),) = grader.judge([(slow, {"tests": tests.packed()})])
+    assert verdict == "wrong"
+    assert reason.endswith("of 30: all tests together took more than 0.5 s of CPU time")

@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausa
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.model_files.model_folder import check_model_folder, weight_files
+from vlm_rl.model_files.model_folder import check_model_folder, open_tokenizer, weight_files
 from vlm_rl.model_files.weights import check_weights, stored_parameters
 from vlm_rl.templates import TEMPLATES
 
@@ -269,3 +269,33 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(folder: Path) -> Non
     check_weights(folder)
     with pytest.raises(UserError, match=f"ids up to {size - 1}, and the model's vocabulary has {size - 1} entries"):
         PromptBuilder(folder, template=TEMPLATES["think_answer"])
+
+
+REPLACES = {
+    "type": "Sequence",
+    "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}] * 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("normalizer", REPLACES, r"its normalizer makes a text up to 9\.41e\+11 times as long"),
+        (
+            "decoder",
+            {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 64},
+            "decoder makes a text up to 65",
+        ),
+        ("normalizer", {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}, ""),
+        ("normalizer", [5], "cannot be opened"),
+    ],
+)
+def test_a_tokenizer_that_multiplies_a_text_is_refused(folder: Path, part: str, value: object, message: str) -> None:
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tree, part: value}))
+    if not message:
+        check_model_folder(folder)
+        return
+    with pytest.raises(UserError, match=message):
+        check_model_folder(folder)
+        open_tokenizer(str(folder), is_vision=True)

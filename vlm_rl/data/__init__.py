@@ -8,7 +8,8 @@
     vision             how the images of a prompt enter the models of each family (a folder with a door of its own)
     stored_images      the images of a prepared set, which stay on disk until they are used
 
-Private to this room: untrusted_text (text of a question never becomes a control token). Importing prompts loads
+Private to this room: untrusted_text (text of a question never becomes a control token), chat_templates (a model's
+chat template is rendered in a process with limits first). Importing prompts loads
 torch; so does loading a set, where one rank checks for all.
 """
 
@@ -21,4 +22,4 @@ __all__ = [
     "stored_images",
     "vision",
 ]
-_USES = ["model_files"]
+_USES = ["model_files", "sandbox"]

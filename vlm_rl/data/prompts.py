@@ -10,6 +10,7 @@ written in a question is encoded as the characters it is made of, never as the t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from jinja2 import TemplateError
 from PIL import Image
 from torch import nn
 
+from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision.family import vision_of
@@ -31,6 +33,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.templates import THINK, Template
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
+
+_MOST_RENDERED = 1000  # skeletons that are kept
 
 
 class PromptBuilder:
@@ -70,6 +74,7 @@ class PromptBuilder:
         self.min_pixels, self.max_pixels = min_pixels, max_pixels
         self.config = open_config(self.model_path)
         self.family = vision_of(self.config)
+        self._rendered: dict[str, str] = {}  # messages of stand-ins -> the chat template's text
         self.is_vision = self.family is not None
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
         self._check_vocabulary()
@@ -289,11 +294,19 @@ class PromptBuilder:
         return {"role": "user", "content": content}
 
     def _render(self, messages: list[dict[str, Any]], *, generation: bool = True) -> str:
+        """Return the chat template's text. Messages hold stand-ins for all texts, so few of them are different."""
+        key = json.dumps([messages, generation])
+        if key in self._rendered:
+            return self._rendered[key]
         renderer = self.processor if self.is_vision else self.tokenizer
+        try_template(renderer, messages, generation=generation, where=self.model_path)
         try:
-            return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+            text = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
         except (ValueError, KeyError, TypeError, TemplateError) as error:
             raise UserError(f"{self.model_path}: its chat template cannot be used: {error}") from None
+        if len(self._rendered) < _MOST_RENDERED:
+            self._rendered[key] = text
+        return text
 
     def _expand(self, sampler_ids: Sequence[int], expansions: Sequence[Sequence[int]]) -> np.ndarray:
         """Return ids with each image's and video's placeholder replaced by its expansion, int32 [P_tokens]."""

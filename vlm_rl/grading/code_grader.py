@@ -16,16 +16,19 @@ from dataclasses import replace
 from typing import Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.grading.code_comparison import compare, comparison_worker, shown
 from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.reasons import shorten
 from vlm_rl.sandbox.functions import Answers, call_function, encode
+from vlm_rl.sandbox.limited import LimitError
 from vlm_rl.sandbox.program import Program, ProgramLimits, explained
 from vlm_rl.sandbox.programs import Sandbox, SandboxError
 from vlm_rl.types import Verdict
 
 Judged = tuple[Verdict, str]  # with the reason, one sentence
 _SLACK = 1  # CPU seconds for the start of Python
+_ALL_TESTS = 60.0  # CPU seconds of one program on all tests, and half of those that it may take by the clock
 _FUTURE_IMPORT = re.compile(
     r"^from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[^\n]*|(?:\\\n|[^\n])*)", re.MULTILINE
 )
@@ -37,6 +40,7 @@ class CodeGrader:
     def __init__(self, *, workers: int) -> None:
         self._workers = workers
         self._sandbox: Sandbox | None = None
+        self._comparison = comparison_worker()
         self._outputs: dict[tuple[str, str], list[Any] | str] = {}  # of references; a text: why there are none
         self._lock = threading.Lock()
 
@@ -55,6 +59,7 @@ class CodeGrader:
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
+        self._comparison.close()
 
     def judge(self, programs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Judged]:
         """Return the verdicts on (program, meta of its problem); equal pairs are run once.
@@ -96,11 +101,15 @@ class CodeGrader:
             cpu_seconds=math.ceil(tests.seconds) + _SLACK,
             memory=tests.memory_mib << 20,
         )
+        cpu, clock = 0.0, 0.0
         for number, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs or (), strict=True), start=1):
             # What is much longer than it should be is wrong; no need to read it.
             room = (1 << 20) + 2 * len(expected.encode(errors="surrogatepass"))
             run = sandbox.run(Program(source, stdin.encode(errors="surrogatepass"), replace(limits, output=room)))
             where = f"test {number} of {len(tests.inputs)}"
+            cpu, clock = cpu + run.cpu_seconds, clock + run.seconds
+            if cpu > _ALL_TESTS or clock > 2 * _ALL_TESTS:
+                return "wrong", f"{where}: all tests together took more than {_ALL_TESTS:g} s of CPU time"
             if not run.succeeded:
                 return "wrong", f"{where}: {run.reason}"
             printed = run.stdout.decode(errors="replace")
@@ -115,17 +124,15 @@ class CodeGrader:
             return "error", expected
         # Much longer values are wrong, and building sets of them could be made slow.
         answers = self._call(sandbox, source, tests, output=(64 << 10) + 4 * len(json.dumps(encode(expected))))
-        is_right, total = RULES[tests.rule], len(tests.inputs)
-        for number, value in enumerate(answers.values):
-            try:
-                passes = is_right(tests.inputs[number], value, expected[number], **_options(tests, number))
-            except Exception:  # values of other types than the rule compares, as in the published rules
-                passes = False
-            if not passes:
-                reason = f"returned {shown(value)} in place of {shown(expected[number])}"
-                return "wrong", f"test {number + 1} of {total}: {reason}"
+        total = len(tests.inputs)
+        try:
+            wrong = compare(self._comparison, answers, tests, expected)
+        except LimitError as limit:
+            return "wrong", f"comparing what it returned {limit}"
+        if wrong is not None:
+            return "wrong", f"test {wrong[0] + 1} of {total}: {wrong[1]}"
         if answers.fault:
-            return "wrong", f"test {len(answers.values) + 1} of {total}: {shorten(explained(answers.fault))}"
+            return "wrong", f"test {len(answers.trees) + 1} of {total}: {shorten(explained(answers.fault))}"
         return "correct", f"passes all {total} tests"
 
     def _expected(self, sandbox: Sandbox, tests: CodeTests) -> list[Any] | str:
@@ -158,17 +165,3 @@ def with_header(program: str, header: str) -> str:
         return program
     end = max((found.end() for found in _FUTURE_IMPORT.finditer(program)), default=0)
     return "\n".join(part for part in (program[:end], header, program[end:]) if part)
-
-
-def shown(value: Any) -> str:
-    """Return a value for a reader, short."""
-    try:
-        text = value.strip() if isinstance(value, str) else repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        text = f"a {type(value).__name__} that is too large to show"
-    return shorten(text) or "nothing"
-
-
-def _options(tests: CodeTests, number: int) -> dict[str, Any]:
-    atol = tests.atol[number] if isinstance(tests.atol, list) else tests.atol
-    return {"function": tests.function, "atol": atol} | ({"view": tests.views[number]} if tests.views else {})

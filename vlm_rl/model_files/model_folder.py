@@ -12,6 +12,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, base_of
 from vlm_rl.model_files.hub_models import short_name
+from vlm_rl.model_files.tokenizer_growth import check_growth
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
@@ -58,6 +59,8 @@ def check_model_folder(path: str | Path) -> None:
             _check_config(file)
         if file.name.endswith(".safetensors.index.json"):
             _check_index(file)
+        if file.name == "tokenizer.json":
+            check_growth(file)
     if not any(file.suffix == ".safetensors" for file in files):
         raise UserError(
             f"model.path: {folder} holds no *.safetensors weights: convert the model to safetensors first"
@@ -284,7 +287,9 @@ def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
         if not is_vision:
             return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain Exceptions
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises plain Exceptions, and its panics are not even those
         raise UserError(
             f"model.path {model_path}: its tokenizer or processor cannot be opened: {reason_of(error)}"
         ) from None
@@ -309,7 +314,7 @@ def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
     return list(dict.fromkeys(ids))
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return an exception's text on one line, or its class where it has none."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 

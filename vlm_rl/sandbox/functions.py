@@ -30,8 +30,14 @@ _LONGEST_RUN = 60.0  # seconds of all calls together
 class Answers:
     """What a function returned: the values of its first calls, and why there are no more, if there are not."""
 
-    values: list[Any]
+    trees: list[Any]  # as `encode` makes them: a set or a dict that was chosen for it is built in quadratic time
     fault: str  # "" where every call returned
+    num_bytes: int  # of the values
+
+    @property
+    def values(self) -> list[Any]:
+        """Return the values as data. Raises what `decode` does."""
+        return [decode(tree) for tree in self.trees]
 
 
 def call_function(
@@ -61,18 +67,19 @@ def call_function(
     total = min(_LONGEST_RUN, seconds * len(calls) + 2)
     limits = ProgramLimits(seconds=2 * total, cpu_seconds=math.ceil(total), memory=memory, output=output)
     run = sandbox.run(Program(_caller(), json.dumps(request).encode(), limits, {"program.py": source}))
-    values: list[Any] = []
+    trees: list[Any] = []
     for line in run.stdout.split(b"\n")[:-1]:
         try:
             answer = json.loads(line)
             if "error" in answer:
-                return Answers(values, str(answer["error"]))
-            values.append(decode(answer["value"]))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return Answers(values, "what it returned cannot be read")
-    if len(values) > len(calls):
-        return Answers([], f"{len(values)} answers to {len(calls)} calls")
-    return Answers(values, "" if len(values) == len(calls) else f"it ended before it returned ({run.reason})")
+                return Answers(trees, str(answer["error"]), len(run.stdout))
+            trees.append(answer["value"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return Answers(trees, "what it returned cannot be read", len(run.stdout))
+    if len(trees) > len(calls):
+        return Answers([], f"{len(trees)} answers to {len(calls)} calls", 0)
+    fault = "" if len(trees) == len(calls) else f"it ended before it returned ({run.reason})"
+    return Answers(trees, fault, len(run.stdout))
 
 
 @functools.cache
