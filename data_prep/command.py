@@ -74,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
     filters.add_argument("--limit", type=int, help="keep at most this many rows")
     filters.add_argument(
+        "--max-row-bytes", type=int, default=256 << 20, metavar="BYTES", help="a row that unpacks to more is dropped"
+    )
+    filters.add_argument(
         "--hold-out", type=float, default=0.0, metavar="SHARE", help="of the problems, for a second set SET-held-out"
     )
     filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
@@ -96,6 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepare a set and print its counts."""
+    from vlm_rl.data_prep.readers.row_limit import set_max_row_bytes
+
+    set_max_row_bytes(arguments.max_row_bytes)
     out = _out(arguments)
     if arguments.source == "mix" and arguments.path:
         from vlm_rl.data_prep.mix_sets import mix_sets

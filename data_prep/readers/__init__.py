@@ -5,9 +5,10 @@
     generic       any table, by a mapping of its columns
     hub           where a data set's files are
     image_files   the places a row's image can be
+    row_limit     the most bytes that a row may unpack to
 
 Private to this room: the public sets (training_sources, dapo, benchmarks), what a table is made of (table_files,
 cells, row_golds, program_tests), and the guess (find_data, guess).
 """
 
-__all__ = ["generic", "hub", "image_files", "own_data", "sources"]
+__all__ = ["generic", "hub", "image_files", "own_data", "row_limit", "sources"]

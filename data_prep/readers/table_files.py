@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.readers.row_limit import (
+    BoundedTarInfo,
+    check_columns_unpack,
+    max_row_bytes,
+    text_columns,
+    too_large,
+    unpacked_bytes,
+)
 from vlm_rl.data_prep.readers.spreadsheets import xlsx_rows
 from vlm_rl.data_prep.readers.text_tables import csv_rows, json_lines, json_or_error, json_rows
 from vlm_rl.data_prep.records import RowError
@@ -107,16 +115,32 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
     try:
         with pq.ParquetFile(table, pre_buffer=False) as file:
             check_columns(table, file.schema_arrow.names, columns)
+            check_columns_unpack(table, file.metadata)
+            texts = text_columns(file.metadata)
             total = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
             per_row = total // max(file.metadata.num_rows, 1) + 1
             size = max(1, min(1024, _BATCH_BYTES // per_row))  # rows with images are read a few at a time
-            number = 0
+        number = 0
+        with pq.ParquetFile(table, pre_buffer=False, read_dictionary=texts) as file:
             for batch in file.iter_batches(batch_size=size, columns=list(columns) or None, use_threads=False):
-                for row in _rows_of(batch):
+                for row in _bounded_rows(batch):
                     yield f"{table.name} row {number}", row
                     number += 1
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{table}: cannot be read as Parquet: {error}") from None
+
+
+def _bounded_rows(batch: Any) -> Iterator[Any]:
+    """Yield the rows of an Arrow batch, so many at a time that memory stays flat; one too large as a RowError."""
+    size = sum(map(unpacked_bytes, batch.columns))
+    if size <= min(_BATCH_BYTES, max_row_bytes()):
+        yield from _rows_of(batch)
+    elif batch.num_rows == 1:
+        yield from [too_large()] if size > max_row_bytes() else _rows_of(batch)
+    else:
+        half = batch.num_rows // 2
+        yield from _bounded_rows(batch.slice(0, half))
+        yield from _bounded_rows(batch.slice(half))
 
 
 def _rows_of(batch: Any) -> list[Any]:
@@ -174,7 +198,7 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
             number = 0
             for batch in stream:
                 for start in range(0, batch.num_rows, 16):
-                    for row in _rows_of(batch.slice(start, 16)):
+                    for row in _bounded_rows(batch.slice(start, 16)):
                         yield f"{table.name} row {number}", row
                         number += 1
     except (pa.ArrowException, OSError) as error:
@@ -187,8 +211,9 @@ def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:
     A sample has "__key__", that name, and a value for each extension: JSON parsed, text as text, all else as bytes.
     """
     try:
-        with tarfile.open(table, "r|*") as archive:
+        with tarfile.open(table, "r|*", tarinfo=BoundedTarInfo) as archive:
             sample: dict[str, Any] = {}
+            size = 0
             fault: RowError | None = None
             for member in archive:
                 folder, _, file = member.name.rpartition("/")
@@ -198,11 +223,14 @@ def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 if sample and sample["__key__"] != key:
                     yield f"{table.name} sample {sample['__key__']}", fault or sample
-                    sample, fault = {}, None
+                    sample, fault, size = {}, None, 0
                 sample["__key__"] = key
-                value = _member_value(archive, member, extension.lower())
+                size += member.size + 512
+                value = too_large() if size > max_row_bytes() else _member_value(archive, member, extension.lower())
                 if isinstance(value, RowError):
                     fault = fault or value
+                if fault is not None:
+                    continue  # what a sample holds that is dropped is not kept
                 sample[extension.lower()] = value
             if sample:
                 yield f"{table.name} sample {sample['__key__']}", fault or sample

@@ -12,12 +12,13 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from vlm_rl.data.images import DEFAULT_LIMITS
 from vlm_rl.data_prep.readers.image_files import IMAGE_SUFFIXES
+from vlm_rl.data_prep.readers.row_limit import BoundedLines, read_whole
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -69,19 +70,25 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
     csv.field_size_limit(2 * DEFAULT_LIMITS.max_bytes)  # an image as base64 takes a third more than its bytes
     try:
         with _open(table, encoding) as stream:
-            first = stream.readline()
+            bounded = BoundedLines(stream)
+            first = bounded.next_line()
+            if isinstance(first, RowError):
+                raise UserError(f"{table}: its header {first}")
             delimiter = "\t" if tabs else max(",;\t", key=first.count)  # the first of equals
-            lines = _chained(first, stream)
+            lines = _CsvLines(first, bounded)
             reader = csv.reader(lines, delimiter=delimiter)
             header = next(reader, [])
             if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
                 raise UserError(f"{table}: its header is not UTF-8; name its encoding, e.g. --encoding cp1252 or gbk")
             while True:
-                where = f"{table.name} line {reader.line_num + 1}"
+                where = f"{table.name} line {bounded.number + 1}"
                 try:
                     fields = next(reader)
                 except StopIteration:
                     return
+                except RowError as error:
+                    yield where, error
+                    continue
                 except csv.Error as error:
                     yield where, RowError("bad_csv", f"cannot be read: {error}")
                     continue
@@ -93,10 +100,22 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
         raise _unreadable(table, error) from None
 
 
-def _chained(first: str, rest: TextIO) -> Iterator[str]:
-    if first:
-        yield first
-    yield from rest
+class _CsvLines:
+    """Hands lines to a CSV reader; one that is too long is raised, and the reader goes on behind it."""
+
+    def __init__(self, first: str, rest: BoundedLines) -> None:
+        self._first, self._rest = first, rest
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line, self._first = self._first or self._rest.next_line(), ""
+        if isinstance(line, RowError):
+            raise line
+        if not line:
+            raise StopIteration
+        return line
 
 
 def json_lines(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
@@ -106,19 +125,22 @@ def json_lines(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
     """
     try:
         with _open(table, encoding) as stream:
-            first = next((line for line in stream if line.strip()), "")
+            lines = (line for line in BoundedLines(stream) if isinstance(line, RowError) or line.strip())
+            first = str(next(lines, ""))
         if first.lstrip("\ufeff \t").startswith("["):
             yield from json_rows(table, encoding)
             return
         with _open(table, encoding) as stream:
-            yield from _rows_of_lines(table, stream)
+            yield from _rows_of_lines(table, BoundedLines(stream))
     except _FAULTS as error:
         raise _unreadable(table, error) from None
 
 
-def _rows_of_lines(table: Path, lines: Iterator[str] | TextIO) -> Iterator[tuple[str, Any]]:
+def _rows_of_lines(table: Path, lines: Iterable[str | RowError]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, start=1):
-        if line.strip():
+        if isinstance(line, RowError):
+            yield f"{table.name} line {number}", line
+        elif line.strip():
             yield f"{table.name} line {number}", json_or_error(line)
 
 
@@ -130,7 +152,7 @@ def json_rows(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
     """
     try:
         with _open(table, encoding) as stream:
-            text = stream.read()
+            text = read_whole(table, stream)
     except _FAULTS as error:
         raise _unreadable(table, error) from None
     tree = json_or_error(text)

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -278,6 +282,21 @@ def multiplying_tokenizer(folder: Path) -> str:
     return "no tokens of reasoning, and this process goes on" if split is None else "counted"
 
 
+def unpacking_table(folder: Path) -> str:
+    """Read some kB of Parquet that hold 1,000 texts of 1 MiB."""
+    table = folder / "a.parquet"
+    pq.write_table(pa.table({"q": ["x" * (1 << 20)] * 1000}), table, compression="zstd")
+    program = (
+        "import resource, sys; from pathlib import Path; import pyarrow.parquet\n"
+        "from vlm_rl.data_prep.readers.table_files import read_tables\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        "before = peak(); rows = sum(1 for _ in read_tables([Path(sys.argv[1])])); print(rows, peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(table)], capture_output=True, text=True, check=True)
+    rows, grown = map(int, done.stdout.split())
+    return f"{rows} rows, {'below' if grown < 300 else 'ABOVE'} 300 MiB"
+
+
 ATTACKS: tuple[Attack, ...] = (
     *(
         Attack(name, "Reward functions and judges", expected, partial(reward, **options), slow=True)
@@ -318,6 +337,7 @@ ATTACKS: tuple[Attack, ...] = (
         multiplying_tokenizer,
         slow=True,
     ),
+    Attack("a Parquet file that unpacks without a bound", LIMITED, "1000 rows, below 300 MiB", unpacking_table),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
     Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),

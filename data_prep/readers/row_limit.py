@@ -1,0 +1,139 @@
+"""The most bytes that one row of a source may unpack to (`--max-row-bytes`): a small file can hold a huge row.
+
+The limit is that of this process, since readers are generators in many places and one command prepares one set.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from vlm_rl.data_prep.records import RowError
+from vlm_rl.errors import UserError
+
+DEFAULT = 256 << 20
+_limit = DEFAULT
+_PIECE = 1 << 20
+_WHOLE_FILES = 16  # times a row's bytes: a JSON file that is one value is read whole
+_HEADER = 1 << 20  # bytes of a name or of fields in a tar's header
+_RATIO = 100  # times its compressed size; text and images unpack to less than 20
+
+
+def set_max_row_bytes(limit: int) -> None:
+    """Set the limit of all readers. Raises UserError for a limit that no row keeps."""
+    global _limit
+    if limit < 1024:
+        raise UserError(f"--max-row-bytes {limit}: give at least 1024 bytes")
+    _limit = limit
+
+
+def max_row_bytes() -> int:
+    """Return the limit."""
+    return _limit
+
+
+def too_large(what: str = "") -> RowError:
+    """Return why a row is dropped."""
+    return RowError("row_too_large", f"{what}has more than {_limit} bytes (--max-row-bytes)")
+
+
+class BoundedLines:
+    """Iterates over the lines of a text; one that is too long comes as a RowError, and is never held whole.
+
+    Attribute `number`: how many lines came.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str | RowError]:
+        while (line := self.next_line()) != "":
+            yield line
+
+    def next_line(self) -> str | RowError:
+        """Return the next line, "" at the end of the text."""
+        line = self._stream.readline(_limit + 1)
+        self.number += bool(line)
+        if len(line) <= _limit:
+            return line
+        while line and not line.endswith("\n"):
+            line = self._stream.readline(_PIECE)
+        return too_large()
+
+
+def read_whole(table: Path, stream: TextIO) -> str:
+    """Return the text of a file that is one value. Raises UserError where it is too long."""
+    text = stream.read(_WHOLE_FILES * _limit + 1)
+    if len(text) > _WHOLE_FILES * _limit:
+        raise UserError(
+            f"{table}: unpacks to more than {_WHOLE_FILES * _limit} bytes, and JSON is read whole: write a JSON "
+            "object on each line (.jsonl), or raise --max-row-bytes"
+        )
+    return text
+
+
+def check_columns_unpack(table: Path, metadata: Any) -> None:
+    """Raise UserError where a column of a Parquet file unpacks to more than a row may have, from next to nothing."""
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
+            if unpacked > _limit and unpacked > _RATIO * packed:
+                raise UserError(
+                    f"{table}: column {column.path_in_schema!r} unpacks from {packed} to {unpacked} bytes: "
+                    "look at what it holds, or raise --max-row-bytes"
+                )
+
+
+def text_columns(metadata: Any) -> list[str]:
+    """Return the paths of a Parquet file's texts and bytes, which are read as dictionaries: a value is there once."""
+    schema = metadata.schema
+    columns = [schema.column(number) for number in range(len(schema))]
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+
+
+def unpacked_bytes(array: Any) -> int:
+    """Return the bytes of an Arrow array's values, those of a dictionary as often as they are used."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        lengths = pc.binary_length(array.dictionary) if _is_text(kind.value_type) else None
+        return array.nbytes if lengths is None else pc.sum(lengths.take(array.indices)).as_py() or 0
+    if _is_text(kind):
+        return pc.sum(pc.binary_length(array)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(unpacked_bytes, array.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return array.nbytes if not _holds_text(kind) else unpacked_bytes(array.flatten())
+    return array.nbytes
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if _is_text(kind) or pa.types.is_dictionary(kind):
+        return True
+    return any(_holds_text(kind.field(index).type) for index in range(kind.num_fields))
+
+
+class BoundedTarInfo(tarfile.TarInfo):
+    """A member of a tar whose header may hold a name or fields of a bounded size, which tarfile reads whole."""
+
+    _EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in (*self._EXTENSIONS, tarfile.SOLARIS_XHDTYPE) and self.size > _HEADER:
+            raise tarfile.ReadError(f"the header of a member has {self.size} bytes")
+        return super()._proc_member(archive)  # pyright: ignore[reportAttributeAccessIssue]
