@@ -98,8 +98,9 @@ def text_columns(metadata: Any) -> list[str]:
 def unpacked_bytes(array: Any) -> int:
     """Return the bytes of an Arrow array's values, those of a dictionary as often as they are used."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute
 
+    pc: Any = pyarrow.compute  # its functions are made at run time
     kind = array.type
     if pa.types.is_dictionary(kind):
         lengths = pc.binary_length(array.dictionary) if _is_text(kind.value_type) else None

