@@ -69,7 +69,7 @@ def clip(
 ) -> Tensor:
     """Return l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds).
 
-    With `dual`, l = -max(min(w A, clip(w) A), dual A) where A < 0 (dual-clip PPO, arXiv 1912.09729, equation 5).
+    With `dual`, l = -max(min(w A, clip(w) A), dual A) where A < 0 (dual-clip PPO, arXiv 1912.09729).
     Without it w A has no bound there as w grows.
 
     Args:
