@@ -319,8 +319,8 @@ ATTACKS: tuple[Attack, ...] = (
             ),
             (
                 "Ctrl-C while a reward function hangs",
-                "code 130, named, 0 processes left, saved nothing",
-                {"name": "interrupts_and_hangs", "words": ("interrupted",)},
+                "code 75, named, 0 processes left, saved step-000000",
+                {"name": "interrupts_and_hangs", "words": ("stopped by Ctrl-C after step 0",)},
             ),
         )
     ),

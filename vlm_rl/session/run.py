@@ -308,12 +308,10 @@ class Run:
     @property
     def is_save_due(self) -> bool:
         """Tell whether a checkpoint is due: every checkpoint.every steps, after checkpoint.minutes, at the end."""
-        keep = self._config.checkpoint
-        if self.step % keep.every == 0 or self.step == self._config.train.steps:
+        every, minutes = self._config.checkpoint.every, self._config.checkpoint.minutes
+        if self.step % every == 0 or self.step == self._config.train.steps:
             return True
-        if not keep.minutes:
-            return False
-        return from_main(lambda: time.monotonic() - self._saved_at >= 60 * keep.minutes)
+        return minutes > 0 and from_main(lambda: time.monotonic() - self._saved_at >= 60 * minutes)
 
     def save(self, info: Mapping[str, Any], *, add_files: Callable[[Path], None] = lambda _: None) -> None:
         """Write a checkpoint of the current weights. See CheckpointWriter.save."""
