@@ -218,10 +218,8 @@ def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, 
     result = toys.runner("sft", path, faults=fault)
     assert result.code == 130, result.output[-3000:]
     assert "Ctrl-C again stops at once and loses 1 step." in result.output
-    to_resume = f"to resume: vlm-rl sft {run.path} --resume\n"
-    assert f"stopped at once: nothing lost but the step in progress since the checkpoint of step 2; {to_resume}" in (
-        result.output
-    )
+    to_resume = f"to resume from step 2: vlm-rl sft {run.path} --resume\n"
+    assert f"stopped at once: nothing lost but the step in progress; {to_resume}" in (result.output)
 
 
 @pytest.mark.slow

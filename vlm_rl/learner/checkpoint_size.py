@@ -66,6 +66,8 @@ def most_at_a_time(
 ) -> int:
     """Return how many checkpoints are on the disk at a time, at most: old ones go once the new one is complete.
 
+    Those that checkpoint.minutes adds are not counted: they matter in runs of fewer than keep_last scheduled saves.
+
     Args:
         keep: when checkpoints are written, and which are kept.
         steps: of the whole run.

@@ -275,7 +275,7 @@ class Run:
                 f"\nCtrl-C: waiting for what is in progress ({signs_of_life()[1] or 'the start'}); then the run is "
                 f"saved and stops. Ctrl-C again stops at once{f' and loses {_steps(lost)}' if lost else ''}.\n"
             )
-            os.write(sys.stderr.fileno(), text.encode())
+            os.write(2, text.encode())
 
     # -- trackers ------------------------------------------------------------------------------------
 
@@ -365,12 +365,12 @@ class Run:
     def _what_is_lost(self) -> str:
         """Say how many steps an end at this moment loses, and how to go on."""
         command = resume_command(self.directory.path, command=self._command)
-        lost, since = self.step - (self._saved_step or 0), f"since the checkpoint of step {self._saved_step}"
+        lost = self.step - (self._saved_step or 0)
         if self._saved_step is None:
             what = f"{_steps(lost)} lost, since no checkpoint was written" if lost else "no step was done"
             return f"{what}; to begin again at step 1: {command}"
         what = f"{_steps(lost)} lost" if lost else "nothing lost but the step in progress"
-        return f"{what} {since}; to resume: {command}"
+        return f"{what}; to resume from step {self._saved_step}: {command}"
 
 
 def _steps(number: int) -> str:
