@@ -31,6 +31,7 @@ from vlm_rl.demo.numbers.url_state import (
     UrlState,
 )
 from vlm_rl.demo.panels.lengths import lengths_panel
+from vlm_rl.demo.panels.overview import overview_panel
 from vlm_rl.demo.panels.page_parts import error_html, export_panel, header_html, notes_html
 from vlm_rl.demo.panels.page_state import UNREADABLE, PageState, PageStates
 from vlm_rl.demo.panels.problem import problem_panel
@@ -46,12 +47,14 @@ _REFRESH_SECONDS = 5.0
 _MAX_PAGES = 400  # remembered; then all are forgotten, and the open ones are sent their curves once more
 # gradio would raise, with a traceback in the log, for a choice that is not offered now: the address may name any
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "preprocess": False}
+_LOUD = _QUIET | {"show_progress": "minimal"}  # shown by the style of the component `loading`, see gradio.css
 # the key that each control sets, in their order on the page
 _KEYS = (
     "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text",
     "focus", "runs",
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")
+_LOADING = render("loading")
 _WHOLE_PAGE = ("benchmark", "base", "others")  # they bring other problems, so every control may change
 
 
@@ -60,6 +63,7 @@ class Components:
     """The components that events read and write."""
 
     bridge: gr.HTML
+    loading: gr.HTML  # marked by gradio while an event that draws panels is under way
     tabs: gr.Tabs
     controls: dict[str, Any]
     panels: dict[str, gr.HTML]
@@ -91,7 +95,7 @@ def build_page(states: PageStates, *, live: Callable[[gr.HTML], None]) -> gr.Blo
         _html("header", header_html(states.library))
         script = asset("reading.js") + asset("demo.js")
         bridge = gr.HTML("", html_template=_katex_place(), js_on_load=script, elem_id="bridge")
-        components = Components(bridge, *_body(first, bridge, live))
+        components = Components(bridge, _html("loading", render("loading")), *_body(first, bridge, live))
         _wire(app, states, components)
     return app
 
@@ -146,22 +150,24 @@ def _body(
             clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
         panels["count"] = _html("count")
     with gr.Tabs(selected=url.tab, elem_id="panels") as tabs:
+        with gr.Tab(TABS["overview"], id="overview"):
+            panels["overview"] = _html("overview", _LOADING)
         with gr.Tab(TABS["problems"], id="problems"):
-            panels["problems"] = _html("problem")
+            panels["problems"] = _html("problem", _LOADING)
         with gr.Tab(TABS["table"], id="table"):
-            panels["table"] = _html("table")
+            panels["table"] = _html("table", _LOADING)
         with gr.Tab(TABS["lengths"], id="lengths"):
-            panels["lengths"] = _html("lengths")
+            panels["lengths"] = _html("lengths", _LOADING)
         with gr.Tab(TABS["reasoning"], id="reasoning"):
-            panels["reasoning"] = _html("reasoning")
+            panels["reasoning"] = _html("reasoning", _LOADING)
         with gr.Tab(TABS["training"], id="training"):
             with gr.Row(elem_classes="beside"):
                 dropdown("runs", "Runs (default: those of the checkpoints above)", multiselect=True)
-            panels["training"] = _html("training")
+            panels["training"] = _html("training", _LOADING)
         with gr.Tab(TABS["live"], id="live"):
             live(bridge)
         with gr.Tab(TABS["export"], id="export"):
-            panels["export"] = _html("export")
+            panels["export"] = _html("export", _LOADING)
     controls["clear"] = clear
     return tabs, controls, panels
 
@@ -228,18 +234,19 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
 
         return change
 
-    app.load(arrive, components.bridge, components.everything, js="() => [location.search]", **_QUIET)
-    components.bridge.go(clicked, components.bridge, components.everything, trigger_mode="multiple", **_QUIET)
-    components.controls["clear"].click(cleared, components.bridge, components.everything, **_QUIET)
+    shown: dict[str, Any] = _LOUD | {"show_progress_on": components.loading}
+    app.load(arrive, components.bridge, components.everything, js="() => [location.search]", **shown)
+    components.bridge.go(clicked, components.bridge, components.everything, trigger_mode="multiple", **shown)
+    components.controls["clear"].click(cleared, components.bridge, components.everything, **shown)
     for key in _KEYS:
         outputs = components.everything if key in _WHOLE_PAGE else components.shown
         control = components.controls[key]
         # while somebody types, a text box hands over its text without the last letter: wait for Enter or a blur
         triggers = [control.submit, control.blur] if key in _TEXTS else [control.input]
-        gr.on(triggers, set_key(key), [components.bridge, control], outputs, trigger_mode="always_last", **_QUIET)
+        gr.on(triggers, set_key(key), [components.bridge, control], outputs, trigger_mode="always_last", **shown)
     for tab in components.tabs.children:
         if isinstance(tab, gr.Tab):
-            tab.select(_opener(states, str(tab.id), components), components.bridge, components.shown, **_QUIET)
+            tab.select(_opener(states, str(tab.id), components), components.bridge, components.shown, **shown)
     timer = gr.Timer(_REFRESH_SECONDS, active=any(run.is_alive() for run in states.library.runs.values()))
     timer.tick(_refresher(states), components.bridge, components.panels["training"], **_QUIET)
     api(_summary_of(states), api_name="summary", api_description="The numbers of a view, by its query")
@@ -324,7 +331,9 @@ def _panels_of(state: PageState, components: Components) -> list[Any]:
     """Return the query, and the panels that can be seen: of the tabs only the open one is drawn."""
     tab = state.url.tab
     drawn = {"notes": notes_html(state), "summary": summary_html(state), "count": count_html(state)}
-    if tab == "lengths":
+    if tab == "overview":
+        drawn["overview"] = overview_panel(state)
+    elif tab == "lengths":
         drawn["lengths"] = lengths_panel(state)
     elif tab == "reasoning":
         drawn["reasoning"] = reasoning_panel(state)

@@ -66,6 +66,7 @@ def _ask(page: Any) -> None:
 
 
 VIEWS = {
+    "overview": View("demo", "&tab=overview", "#overview svg >> nth=2"),
     "problems": View("demo", "&tab=problems", "#problem .ckpt"),
     "table": View("demo", "&tab=table", "#table tbody th"),
     "lengths": View("demo", "&tab=lengths", "#lengths svg >> nth=3"),
@@ -74,7 +75,7 @@ VIEWS = {
     "live": View("demo", "&tab=live", ".live-status b:text-is('done')", _ask),
     "export": View("demo", "&tab=export", ".export"),
     "login": View("login", "", "form"),
-    "bundle": View("files", "bundle/index.html", ".ckpt"),
+    "bundle": View("files", "bundle/index.html", "[data-panel=overview] svg >> nth=2"),
     "report": View("files", "report.html", ".chart svg"),
     "report_of_several": View("files", "report_of_several.html", ".chart svg"),
     "study": View("files", "study/comparison.html", ".chart svg"),
@@ -92,6 +93,7 @@ class Picture:
 
 
 PICTURES = {
+    "demo_overview": Picture("overview", DESK),
     "demo_problem": Picture("problems", DESK),
     "demo_lengths": Picture("lengths", DESK, until="#lengths .chart-card >> nth=3"),
     "demo_phone": Picture("problems", PHONE),

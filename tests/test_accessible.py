@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 VIEW = "base=run@0&others=run@8&others=other@8&at=toy-test-0001"
 READY = {  # tab -> what is there once it is drawn
-    "problems": "#problem .ckpt", "table": "#table tbody tr", "lengths": "#lengths svg",
+    "overview": "#overview svg", "problems": "#problem .ckpt", "table": "#table tbody tr", "lengths": "#lengths svg",
     "reasoning": "#reasoning svg", "training": "#training svg", "live": "#live-ask", "export": "#export ul",
 }  # fmt: skip
 FADED = "() => Promise.allSettled(document.getAnimations().map(animation => animation.finished))"
@@ -78,7 +78,7 @@ def served(runs) -> Iterator[Served]:
 def test_every_tab_of_the_demo(served, browser, width):
     with open_page(f"{served.url}?{VIEW}", browser=browser, width=width) as visit:
         page = visit.page
-        page.wait_for_selector(READY["problems"])
+        page.wait_for_selector(READY["overview"])
         if width == 390:
             page.click(".top .unfold")
         page.click("#filters button")
@@ -91,7 +91,7 @@ def test_every_tab_of_the_demo(served, browser, width):
             page.wait_for_selector(READY[tab])
             page.evaluate(UNFOLDED)
             faults[tab] = axe_faults(page)
-            if width == 1440 and tab in ("problems", "lengths", "live"):  # which have all kinds of parts
+            if width == 1440 and tab in ("overview", "problems", "lengths", "live"):  # which have all kinds of parts
                 page.click("[data-theme]")
                 page.evaluate(FADED)
                 faults[f"{tab}, dark"] = axe_faults(page, "color-contrast")
@@ -109,7 +109,7 @@ def test_every_tab_of_the_bundle(runs, browser, tmp_path):
     with open_page((tmp_path / "site/index.html").as_uri(), browser=browser, width=390) as visit:
         page = visit.page
         faults = {}
-        for tab in ("problems", "table", "lengths", "reasoning"):
+        for tab in ("overview", "problems", "table", "lengths", "reasoning"):
             page.evaluate("place => { location.hash = place; }", f"tab={tab}&at=toy-test-0001")
             page.wait_for_selector(f"[data-panel={tab}] :is(.ckpt, tbody tr, .chart svg)")
             page.evaluate(UNFOLDED)

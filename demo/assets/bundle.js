@@ -8,8 +8,9 @@ const parts = new Map(); // number -> the problems of a part
 const waiting = new Map(); // number -> the function that is told when it comes
 const $ = (query) => document.querySelector(query);
 const view = () => new URLSearchParams(location.hash.slice(1));
-const CHARTED = ['lengths', 'reasoning']; // tabs with charts of all problems
-const isDrawn = (tab) => (view().get('tab') || 'problems') === tab;
+const CHARTED = ['overview', 'lengths', 'reasoning']; // tabs with charts of all problems
+const tabOf = (query) => ['problems', 'table', ...CHARTED].find((tab) => tab === query.get('tab')) ?? table.tab;
+const isDrawn = (tab) => tabOf(view()) === tab;
 
 window.bundlePart = (number, problems) => { parts.set(number, problems); waiting.get(number)?.(); };
 window.bundleIndex = (index) => {
@@ -104,7 +105,7 @@ async function draw() {
   const rows = await arrangeProblems(query);
   if (mine !== turn) return;
   order = rows;
-  const tab = ['table', ...CHARTED].includes(query.get('tab')) ? query.get('tab') : 'problems';
+  const tab = tabOf(query);
   const isEmpty = !order.length && !CHARTED.includes(tab);
   document.querySelectorAll('[data-panel]').forEach((panel) => { panel.hidden = panel.dataset.panel !== tab || isEmpty; });
   document.querySelectorAll('[data-tab]').forEach((button) => button.setAttribute('aria-pressed', button.dataset.tab === tab));
@@ -122,7 +123,7 @@ async function draw() {
   const total = table.id.length.toLocaleString('en'), noun = table.id.length === 1 ? 'problem' : 'problems';
   $('[data-count]').textContent = order.length < table.id.length ? `${order.length.toLocaleString('en')} of ${total} ${noun}` : `${total} ${noun}`;
   if (isEmpty) return;
-  const place = Math.max(0, order.indexOf(table.id.indexOf(query.get('at'))));
+  const place = Math.max(0, order.indexOf(table.id.indexOf(query.get('at') ?? table.at)));
   if (tab === 'table') drawTable(place, query.get('sort') || '');
   else if (tab === 'problems') await drawProblem(place, Number(query.get('sample')) || 0, mine);
   else {

@@ -56,7 +56,7 @@ function readAlong({ go, search, searched, afterTheme }) {
   document.addEventListener('change', (event) => {
     const range = event.target.closest('input[data-values]');
     if (range) return go(range.dataset.name + '=' + range.dataset.values.split(',')[range.value] + '&group=');
-    const select = event.target.closest('select[data-name]');
+    const select = event.target.closest('select[data-name], input[type=text][data-name]');
     if (select) go(select.dataset.name + '=' + encodeURIComponent(select.value));
   });
   document.addEventListener('keydown', (event) => {

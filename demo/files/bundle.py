@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.demo.numbers.library import Library
-from vlm_rl.demo.numbers.url_state import CHANGES, SORTS, UrlState
+from vlm_rl.demo.numbers.url_state import CHANGES, SORTS, TABS, UrlState
 from vlm_rl.demo.panels.lengths import lengths_html
+from vlm_rl.demo.panels.overview import overview_html
 from vlm_rl.demo.panels.page_parts import header_html
 from vlm_rl.demo.panels.page_state import PageState, PageStates
 from vlm_rl.demo.panels.problem import KEYS, columns_of, problem_card
@@ -38,6 +39,7 @@ from vlm_rl.demo.web.theme import asset, katex_files, stylesheet_of_bundle
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 
+_TABS = ("overview", "problems", "table", "lengths", "reasoning")
 _PART_BYTES = 500_000  # of a file with problems: small enough to come at once, and few enough files
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -64,7 +66,7 @@ def write_bundle(folders: Sequence[Path], out: Path, *, view: str = "") -> Bundl
     Args:
         folders: as for the demo.
         view: the query of the demo's address: which checkpoints, and which problems by its filters. Without one,
-            the demo's first view.
+            the demo's first view. Its tab and its problem are what the bundle opens with.
 
     Raises UserError where there is nothing to show, or where `out` exists or cannot be written.
     """
@@ -109,6 +111,8 @@ def _write(state: PageState, out: Path) -> None:
         header=header_html(state.library),
         benchmark=state.url.benchmark,
         summary=summary_html(state, interactive=False),
+        tabs={name: TABS[name] for name in _TABS},
+        overview=overview_html(state, interactive=False),
         lengths=lengths_html(state, interactive=False),
         reasoning=reasoning_html(state, interactive=False),
         orders=SORTS,
@@ -169,6 +173,8 @@ def _index(state: PageState, part_of: Sequence[int]) -> dict[str, Any]:
     rows = [row_of(state, p) for p in order]
     return {
         "num_rows": ROWS,
+        "tab": state.url.tab if state.url.tab in _TABS else _TABS[0],
+        "at": state.problem_id,
         "keys": list(state.url.keys),
         "slots": state.colors,
         "part": list(part_of),

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from vlm_rl.demo.panels.lengths import lengths_html
+from vlm_rl.demo.panels.overview import overview_html
 from vlm_rl.demo.panels.page_parts import header_html
 from vlm_rl.demo.panels.page_state import PageState
 from vlm_rl.demo.panels.problem import columns_of, problem_card
@@ -122,6 +123,7 @@ def page_of(state: PageState) -> str:
         benchmark=state.url.benchmark,
         count=count_html(state, interactive=False),
         summary=summary_html(state, interactive=False),
+        overview=overview_html(state, interactive=False),
         lengths=lengths_html(state, interactive=False),
         reasoning=reasoning_html(state, interactive=False),
         examples=[{"problem": problem_card(state, p), "columns": columns_of(state, p)} for p in shown],

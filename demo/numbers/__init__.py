@@ -5,17 +5,23 @@ responses        one evaluation's records as columns
 token_counts     how many of a response's tokens are reasoning (token_worker counts, in a process with limits)
 problem_table    the problems that checkpoints share: filtered, ordered
 problem_images   a problem's images
-lengths          lengths, their changes, and what they cost or bring
+lengths          lengths and their changes
+pairs            two checkpoints: who reasons longer, and whether it pays; problems that show it
+cut_accuracy     how often a checkpoint would be right if it were cut at T tokens
 moves            where a text looks again, turns back or repeats itself
 reasoning        where a response first states the right answer, and its moves
 phrases          which phrases a checkpoint says more often
+patterns         a visitor's regular expression, counted (pattern_worker counts, in a process with limits)
 url_state        what is shown, as the query of an address
 """
 
 __all__ = [
+    "cut_accuracy",
     "lengths",
     "library",
     "moves",
+    "pairs",
+    "patterns",
     "phrases",
     "problem_images",
     "problem_table",

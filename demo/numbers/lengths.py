@@ -28,6 +28,7 @@ class Summary:
     num_problems: int
     accuracy: float
     interval: tuple[float, float]  # 95 %, over problems, or their clusters
+    mean: float  # of a response's tokens
     median: float
     p90: float
     cut: float  # share of responses
@@ -54,6 +55,7 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
         num_problems=len(score),
         accuracy=accuracy,
         interval=score_interval(score, clusters),
+        mean=float(length.mean()) if len(length) else math.nan,
         median=quantile(length, 0.5),
         p90=quantile(length, 0.9),
         cut=float(cut.mean()) if len(cut) else math.nan,
@@ -62,33 +64,6 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DirectComparison:
-    """Two checkpoints, neither of them the baseline, on the kept problems; indices into the table's."""
-
-    index: int
-    against: int
-    tokens: Estimate  # change, paired by problem
-    score: Estimate
-
-
-def direct_comparisons(table: ProblemTable, keep_P: np.ndarray) -> list[DirectComparison]:
-    """Compare the last shown checkpoint of each run with that of each run before it, the baseline aside."""
-    last = {checkpoint.runs: index for index, checkpoint in enumerate(table.checkpoints) if index}
-    columns = sorted(last.values())
-    length, score, clusters = table.length_CP[:, keep_P], table.score_CP[:, keep_P], table.cluster_P[keep_P]
-    return [
-        DirectComparison(
-            b,
-            a,
-            estimate(length[b] - length[a], clusters=clusters),
-            estimate(score[b] - score[a], clusters=clusters, bounds=(-1, 1)),
-        )
-        for place, b in enumerate(columns)
-        for a in columns[:place]
-    ]
 
 
 def quantile(values: np.ndarray, share: float) -> float:

@@ -123,12 +123,29 @@ def keep(table: ProblemTable, url: UrlState) -> np.ndarray:
         kept &= np.isin(table.difficulty_P.astype(str), url.difficulty)
     if url.verdict or url.flags or url.low is not None or url.high is not None:
         kept &= _any([table.any_P(index, _responses_wanted(table, index, url)) for index in focus], kept)
+    if url.ranges and len(table.checkpoints) > 1:
+        low, high, pair_low, pair_high = url.ranges
+        before, after = table.length_CP[0], table.length_CP[pair_of(table, url)]
+        kept &= (low <= before) & (before <= high) & (pair_low <= after) & (after <= pair_high)
     if url.text:
         kept &= _any(
             [table.any_P(i, table.checkpoints[i].responses.holds_text_R(url.text)) for i in focus],
             kept,
         )
     return kept
+
+
+def pair_of(table: ProblemTable, url: UrlState) -> int:
+    """Return the place of the checkpoint that the overview compares with the baseline; 0 where there is no other.
+
+    Where the address names none, it is the one whose mean length differs most, filters aside.
+    """
+    others = range(1, len(table.checkpoints))
+    named = [index for index in others if table.checkpoints[index].key == url.pair]
+    if named or not others or not table.num_problems:
+        return named[0] if named else len(others)
+    mean_C = table.length_CP.mean(axis=1)
+    return max(others, key=lambda index: abs(mean_C[index] - mean_C[0]))
 
 
 def _focus(table: ProblemTable, url: UrlState) -> list[int]:
@@ -252,6 +269,7 @@ def settle(url: UrlState, library: Library) -> tuple[UrlState, list[str]]:
             base=base,
             others=tuple(others),
             focus=url.focus if url.focus in (base, *others) else "",
+            pair=url.pair if url.pair in others else "",
             runs=runs,
             sort="" if column is not None and column.checkpoint > len(others) else url.sort,
         ),

@@ -35,6 +35,7 @@ class Reasoning:
 
     marks: tuple[Mark, ...] = ()
     share_after: float | None = None  # the overthinking share; None where the right answer is not stated
+    stated_at: float | None = None  # where that statement ends, as a share of the response's characters
     compared: int = 0  # values that the grader looked at
     repeated: float = 0.0  # share of the words
     characters: int = 0  # of the response
@@ -57,13 +58,13 @@ def measure(response: str, gold: str, question: str = "") -> Reasoning:
     marks = moves_of(text)
     repeated = repeated_share(text, marks)
     if not gold:
-        return Reasoning(tuple(marks), None, 0, repeated, len(response))
+        return Reasoning(tuple(marks), repeated=repeated, characters=len(response))
     task = GradeTask(response, gold, infer_answer_type(gold), TEMPLATES["plain"], question=question)
     first, compared = find_first_answer(task)
     if first is None:
-        return Reasoning(tuple(marks), None, compared, repeated, len(response))
+        return Reasoning(tuple(marks), compared=compared, repeated=repeated, characters=len(response))
     marks.append(Mark(first.start - start, first.end - start, "first"))
-    return Reasoning(tuple(marks), first.share_after, compared, repeated, len(response))
+    return Reasoning(tuple(marks), first.share_after, first.end / len(response), compared, repeated, len(response))
 
 
 def reasoning_at(responses: Responses, row: int) -> Reasoning:

@@ -19,6 +19,7 @@ MAX_TEXT = 200  # characters of one value
 NO_CATEGORY = "none"  # names an empty category: a key without a value means the default
 
 TABS = {
+    "overview": "Overview",
     "problems": "Problems",
     "table": "Table",
     "lengths": "Lengths",
@@ -90,12 +91,14 @@ class UrlState:
     benchmark: str = ""
     base: str = ""  # key of the baseline checkpoint
     others: tuple[str, ...] = ()  # keys of the checkpoints beside it
-    tab: str = "problems"
+    tab: str = "overview"
     at: str = ""  # id of the problem shown
     sample: int = 0  # which of its samples
     fold: int = 0  # 1: the reasoning is hidden
     sort: str = ""
     part: str = ""  # which tokens the panel of lengths counts
+    pair: str = ""  # key of the checkpoint that the overview compares with the baseline
+    pattern: str = ""  # a regular expression that the overview counts
     # filters; those on a response hold if it holds for `focus`, or for any checkpoint without one
     focus: str = ""
     change: str = ""
@@ -106,6 +109,7 @@ class UrlState:
     low: int | None = None  # tokens of a response, both ends included
     high: int | None = None
     text: str = ""
+    box: str = ""  # mean tokens at the baseline and at the pair: "from,to,from,to", all ends included
     # training
     runs: tuple[str, ...] = ()
     rollouts: str = ""  # the run whose rollouts are shown
@@ -138,12 +142,20 @@ class UrlState:
         return (self.base, *self.others)
 
     @property
+    def ranges(self) -> tuple[int, int, int, int] | None:
+        """Return the ends of `box`; None without one."""
+        if not self.box:
+            return None
+        low, high, pair_low, pair_high = map(int, self.box.split(","))
+        return low, high, pair_low, pair_high
+
+    @property
     def filtered(self) -> bool:
         """Say whether any filter is set."""
         return any(getattr(self, name) != getattr(_DEFAULT, name) for name in FILTERS)
 
 
-FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text")
+FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text", "box")
 UNFILTERED = "&".join(f"{name}=" for name in FILTERS)  # as a patch
 _ALLOWED: Mapping[str, Any] = {
     "tab": TABS,
@@ -167,6 +179,8 @@ def _read(name: str, texts: Sequence[str]) -> Any:
         return default
     if name in _OPTIONAL or isinstance(default, int):
         return int(texts[-1]) if texts[-1].isascii() and texts[-1].isdecimal() and len(texts[-1]) < 10 else default
+    if name == "box":
+        return texts[-1] if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){3}", texts[-1]) else default
     if name == "sort" and SortColumn.parse(texts[-1]):
         return texts[-1]
     return texts[-1] if texts[-1] in _ALLOWED.get(name, (texts[-1],)) else default

@@ -2,7 +2,8 @@
 
     page_state      all that panels and exports draw from
     page_parts      header, notes, export
-    summary_cards   which checkpoint reasons longer, and whether it pays
+    summary_cards   a card for each checkpoint
+    overview        who reasons longer, and does it pay
     lengths         charts of length
     problem         one problem, answer by answer
     reasoning       what is said after the right answer, moves, phrases
@@ -14,6 +15,7 @@ Private to this room: chart_cards and categories.
 
 __all__ = [
     "lengths",
+    "overview",
     "page_parts",
     "page_state",
     "problem",

@@ -25,7 +25,6 @@ from vlm_rl.demo.numbers.lengths import (
     length_curve,
     mass_over_training,
     problem_changes,
-    spread,
 )
 from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
 from vlm_rl.demo.numbers.url_state import PARTS
@@ -34,9 +33,9 @@ from vlm_rl.demo.panels.chart_cards import ChartCard, chart_card, color
 from vlm_rl.demo.panels.page_state import PageState
 from vlm_rl.demo.panels.problem import empty_panel
 from vlm_rl.demo.web.rendering import number, render, share_text
-from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.charts.lines import FEW, Series, lines
 from vlm_rl.report.charts.points import Interval, Points, forest, scatter
-from vlm_rl.report.charts.shares import Bars, Quantiles, heatmap, quantile_bars
+from vlm_rl.report.charts.shares import Bars, heatmap
 from vlm_rl.report.charts.shares import histogram as histogram_chart
 
 _NO_TOKENIZER = (
@@ -66,7 +65,6 @@ def lengths_html(state: PageState, *, interactive: bool = True) -> Markup:
     cards = [
         *_ecdf_card(state, lengths),
         *_histogram_card(state, lengths),
-        *_verdict_card(state, lengths),
         *_change_card(state),
         *_difficulty_card(state),
         *_length_by_difficulty_card(state),
@@ -158,31 +156,6 @@ def _bin_patches(edges: np.ndarray, focus: str) -> list[str]:
         urlencode({"low": low, "high": high - 1, "focus": focus, **_TO_PROBLEMS})
         for low, high in pairwise(edges.tolist())
     ]
-
-
-def _verdict_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """Return two rows of quantiles for each checkpoint: right answers, and all others."""
-    rows = []
-    for index, length_R in enumerate(lengths):
-        correct_R = state.table.checkpoints[index].responses.correct_R[state.table.inside(index, state.keep_P)]
-        for is_right in (True, False):
-            rows.append(_quantiles(state, index, length_R[correct_R == is_right], is_right=is_right))
-    spec = quantile_bars(rows, x_title=_tokens_title(state))
-    caption = "Line: p10 to p90. Box: the middle half. Dot: median. Filled: right. Hollow: wrong or no answer."
-    return chart_card("Right against wrong answers", spec, caption=caption, hint=_CLICK_HINT)
-
-
-def _quantiles(state: PageState, index: int, length_R: np.ndarray, *, is_right: bool) -> Quantiles:
-    known = spread(length_R)
-    kind = "right" if is_right else "wrong"
-    label = f"{state.labels[index]}, {kind}"
-    tokens = f"median {known.median:.0f}, p10 {known.p10:.0f}, p90 {known.p90:.0f} tokens"
-    patch = {"verdict": "correct" if is_right else "wrong", "focus": state.url.keys[index], **_TO_PROBLEMS}
-    return Quantiles(
-        label, known.p10, known.p25, known.median, known.p75, known.p90,
-        color=color(state.colors[index]), hollow=not is_right,
-        tip=f"{label}: {known.num:,} responses\n{tokens}", click=urlencode(patch),
-    )  # fmt: skip
 
 
 # -- changes, difficulty ---------------------------------------------------------------------------
@@ -287,7 +260,7 @@ def _difficulty_tip(state: PageState, label: str, point: DifficultyPoint) -> str
 
 
 def _length_by_difficulty_card(state: PageState) -> list[ChartCard]:
-    """Return the length of the responses over the pass rate of their problems, with the middle half as a band."""
+    """Return the length of the responses over the pass rate of their problems, with the middle half as bars."""
     series = []
     for index, (label, slot) in enumerate(zip(state.labels, state.colors, strict=True)):
         bands = length_bands(state.table, index, state.keep_P)
@@ -308,7 +281,7 @@ def _length_by_difficulty_card(state: PageState) -> list[ChartCard]:
     return chart_card(
         f"Length by difficulty {when}",
         lines(series, x_title=f"pass rate {when}, %", y_title="tokens", from_zero=True),
-        caption=f"Pass rate: the share of correct samples {when}, mean of each class. Line: median length. Band: the "
+        caption=f"Pass rate: the share of correct samples {when}, mean of each class. Dots: median length. Bars: the "
         "middle half. The classes come from the verdicts of those samples, so their own lengths lean towards what "
         "was right or wrong.",
         hint=_CLICK_HINT,
@@ -335,9 +308,10 @@ def _training_card(state: PageState) -> list[ChartCard]:
         return []
     what = "training responses" if all(curve.sampled for curve in curves) else "stored evaluations"
     smooth = ", as a running mean" if any(curve.smoothed for curve in curves) else ""
+    half = "Band" if max(len(curve.steps) for curve in curves) >= FEW else "Bars"
     cut = max(float(curve.cut.max()) for curve in curves)
     cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
-    caption = f"Of all {what} of a step{smooth}. Line: median. Band: the middle half. Dashed: p90. {cut_text}"
+    caption = f"Of all {what} of a step{smooth}. Line: median. {half}: the middle half. Dashed: p90. {cut_text}"
     spec = lines(series, y_title="tokens", from_zero=True)
     return chart_card("Length over training", spec, caption=caption)
 

@@ -14,6 +14,7 @@ from vlm_rl.demo.panels.page_state import PageState
 from vlm_rl.demo.panels.problem import empty_panel
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.report.charts.points import Interval, forest
+from vlm_rl.report.charts.ridges import FEW
 from vlm_rl.report.charts.shares import Quantiles, quantile_bars
 
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
@@ -55,13 +56,14 @@ def _share_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
                 tip=f"{label}: {known.num:,} correct responses\n"
                 f"median {known.median:.0f} %, p10 {known.p10:.0f} %, p90 {known.p90:.0f} %",
                 click=urlencode({"verdict": "correct", "focus": state.url.keys[index], **_TO_PROBLEMS}),
+                points=(100 * summary.shares).tolist() if known.num < FEW else (),
             )
         )  # fmt: skip
     return chart_card(
         title,
         quantile_bars(rows, x_title="% of the reasoning", x_max=100),
         caption=f"{note}Of the correct responses whose reasoning states the answer. Line: p10 to p90. Box: the "
-        "middle half. Dot: median.",
+        f"middle half. Dot: median. Fewer than {FEW} responses are points.",
         hint="Click a mark to see the problems.",
     )
 

@@ -1,4 +1,4 @@
-"""The cards above the panels: which checkpoint reasons longer, and whether that paid."""
+"""The cards above the panels, one for each checkpoint, and the line that counts the problems."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from vlm_rl.demo.numbers.lengths import DirectComparison, Summary, direct_comparisons
-from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
-from vlm_rl.demo.numbers.url_state import CHANGES, FLAGS, NO_CATEGORY, VERDICTS
+from vlm_rl.demo.numbers.lengths import Summary
+from vlm_rl.demo.numbers.problem_table import DIFFICULTIES, pair_of
+from vlm_rl.demo.numbers.url_state import CHANGES, FLAGS, NO_CATEGORY, VERDICTS, UrlState
 from vlm_rl.demo.panels.page_state import PageState
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.stats import Estimate
-
-_MAX_COMPARISONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,6 @@ class _Card:
     judgement: str
     better: Mapping[str, str]  # patches of the address: the problems behind the two counts
     worse: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """A line about two checkpoints, neither of them the baseline."""
-
-    this: tuple[int, str]  # (slot, label)
-    that: tuple[int, str]
-    change: DirectComparison
-    judgement: str
-    patch: Mapping[str, str]  # shows these two alone
 
 
 def summary_html(state: PageState, *, interactive: bool = True) -> Markup:
@@ -53,26 +40,11 @@ def summary_html(state: PageState, *, interactive: bool = True) -> Markup:
         )
         for index, (summary, label) in enumerate(zip(state.summaries, state.labels, strict=True))
     ]
-    return render("summary", cards=cards, comparisons=_comparisons(state), interactive=interactive)
+    return render("summary", cards=cards, interactive=interactive)
 
 
 def _problems_of(state: PageState, index: int, change: str) -> dict[str, str]:
     return {"change": change, "focus": state.url.keys[index], "tab": "problems", "at": ""}
-
-
-def _comparisons(state: PageState) -> list[_Comparison]:
-    if not len(state.order):
-        return []
-    return [
-        _Comparison(
-            this=(state.colors[change.index], state.labels[change.index]),
-            that=(state.colors[change.against], state.labels[change.against]),
-            change=change,
-            judgement=judgement(change.tokens, change.score),
-            patch={"base": state.url.keys[change.against], "others": state.url.keys[change.index]},
-        )
-        for change in direct_comparisons(state.table, state.keep_P)[:_MAX_COMPARISONS]
-    ]
 
 
 def judgement(tokens: Estimate, score: Estimate) -> str:
@@ -99,9 +71,16 @@ def count_html(state: PageState, *, interactive: bool = True) -> Markup:
         total=total,
         noun="problem" if total == 1 else "problems",
         filters=filter_texts(state) if state.url.filtered else None,
-        is_by_verdict=bool(state.url.change or state.url.verdict),
+        chosen_by=_chosen_by(state.url),
         interactive=interactive,
     )
+
+
+def _chosen_by(url: UrlState) -> str:
+    """Name what the problems were chosen by, where that makes the changes of the chosen ones prove nothing."""
+    by = ["verdicts"] if url.change or url.verdict else []
+    by += ["lengths"] if url.box else []
+    return " and ".join(by)
 
 
 def filter_texts(state: PageState) -> list[str]:
@@ -116,6 +95,14 @@ def filter_texts(state: PageState) -> list[str]:
         *(DIFFICULTIES[name][1] for name in url.difficulty if name in DIFFICULTIES),
         *([] if url.low is None else [f"at least {url.low:,} tokens"]),
         *([] if url.high is None else [f"at most {url.high:,} tokens"]),
+        *([_box_text(state)] if url.ranges else []),
         *([f"“{url.text}”"] if url.text else []),
         *([f"in {labels[url.focus]}"] if url.focus else []),
     ]
+
+
+def _box_text(state: PageState) -> str:
+    assert state.url.ranges is not None
+    low, high, pair_low, pair_high = state.url.ranges
+    base, pair = state.labels[0], state.labels[pair_of(state.table, state.url)]
+    return f"{low:,} to {high:,} tokens at {base} and {pair_low:,} to {pair_high:,} at {pair}"

@@ -68,6 +68,7 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("tab", "ready", "fields"),
     [
+        ("overview", "#overview .lead", ("alone", "question")),
         ("problems", "#problem .ckpt >> nth=1", ON_THE_CARD),
         pytest.param("lengths", "#lengths figure >> nth=3", ("alone", "rule"), marks=pytest.mark.slow),
         pytest.param("training", "#training .rollouts", IN_THE_ROLLOUTS, marks=pytest.mark.slow),
@@ -84,7 +85,7 @@ def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields)
 @pytest.mark.slow
 def test_markup_that_would_get_past_the_templates_does_nothing(served, browser):
     """What it does without the page's policy, the report's test shows."""
-    tried = partial(attempt, served.url, browser=browser, ready="#problem .ckpt")
+    tried = partial(attempt, f"{served.url}?tab=problems", browser=browser, ready="#problem .ckpt")
     assert {markup: tried(markup) for markup in MARKUP} == dict.fromkeys(MARKUP, "refused")
 
 
@@ -101,7 +102,7 @@ def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
 def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
     wanted = {
         **COMPARED, "benchmark": attack("other"), "text": attack("reasoning"), "at": f"2 {attack('problem')}",
-        "category": attack("category"), "focus": attack("focus"), "runs": attack("runs"),
+        "category": attack("category"), "tab": "problems", "focus": attack("focus"), "runs": attack("runs"),
     }  # fmt: skip
     with harmless(f"{served.url}?{urlencode(wanted)}", browser=browser) as visit:
         visit.page.wait_for_selector("#problem .ckpt >> nth=1")

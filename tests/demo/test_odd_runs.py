@@ -23,6 +23,7 @@ from vlm_rl.demo.files.export import MEDIA_TYPES, export
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import TABS, UrlState
 from vlm_rl.demo.panels.lengths import lengths_panel
+from vlm_rl.demo.panels.overview import overview_panel
 from vlm_rl.demo.panels.page_state import UNREADABLE, PageState, PageStates
 from vlm_rl.demo.panels.problem import problem_panel
 from vlm_rl.demo.panels.summary_cards import summary_html
@@ -98,6 +99,7 @@ def test_problems_without_a_category_can_be_chosen(tmp_path):
 
 
 DRAWN: dict[str, Callable[[PageState], Any]] = {
+    "overview": overview_panel,
     "problems": problem_panel,
     "summary": summary_html,
     "lengths": lengths_panel,

@@ -79,7 +79,7 @@ def wait_for_position(page, position: int, count: int = 24) -> None:
 
 
 def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
-    with visit() as opened:
+    with visit("?tab=problems") as opened:
         page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         assert titles(page) == ["luspo · step 0", "luspo · step 40", "ba · step 10"]
@@ -97,11 +97,11 @@ def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
 
 @pytest.mark.slow
 def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view(served, visit):
-    with visit("?base=luspo@0&others=luspo@40") as opened:
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
         page = opened.page
         page.click("button[role=tab]:has-text('Lengths')")
         page.wait_for_selector("#lengths .chart svg")
-        assert page.locator("#lengths figure").count() == 8  # seven charts and the map of the one run
+        assert page.locator("#lengths figure").count() == 7  # six charts and the map of the one run
         page.locator("#lengths figure:has-text('How many tokens') .mark-rect path").first.click()
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.wait_for_function("location.search.includes('low=')")
@@ -115,7 +115,7 @@ def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view
 
 @pytest.mark.slow
 def test_next_and_previous_by_button_and_key(visit):
-    with visit() as opened:
+    with visit("?tab=problems") as opened:
         page = opened.page
         wait_for_position(page, 1)
         first = page.inner_text("#problem .id")
@@ -137,7 +137,7 @@ def test_next_and_previous_by_button_and_key(visit):
 
 @pytest.mark.slow
 def test_fifty_clicks_leave_a_page_that_works(visit):
-    with visit() as opened:
+    with visit("?tab=problems") as opened:
         page = opened.page
         wait_for_position(page, 1)
         for _ in range(50):
@@ -153,7 +153,7 @@ def test_fifty_clicks_leave_a_page_that_works(visit):
 
 @pytest.mark.slow
 def test_a_further_checkpoint_joins_in_its_own_colour(visit):
-    with visit("?base=luspo@0&others=luspo@40") as opened:
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
         page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         before = page.locator("#problem .ckpt").nth(1).get_attribute("class")
@@ -172,7 +172,7 @@ def test_a_further_checkpoint_joins_in_its_own_colour(visit):
 
 @pytest.mark.slow
 def test_filters_by_hand_and_back(visit):
-    with visit("?base=luspo@0&others=luspo@40") as opened:
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
         page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.click("#filters button")
@@ -251,7 +251,7 @@ def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit)
     with chat_server() as models:
         server = Served(make_server(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         try:
-            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as opened:
+            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003&tab=problems", url=server.url) as opened:
                 page = opened.page
                 page.wait_for_selector("#problem .ckpt")
                 page.click("button[role=tab]:has-text('Live')")
@@ -281,7 +281,9 @@ def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit)
 def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
     server = Served(make_server([build_run(tmp_path / "run", steps=4, eval_steps=()).path]))
     try:
-        with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as opened:
+        with visit(
+            "?tab=problems", url=server.url, ready="#problem .missing:has-text('no evaluation yet')"
+        ) as opened:
             opened.page.click("#problem .missing button")
             opened.page.wait_for_selector("#training .chart svg")
             assert "step 4" in opened.page.inner_text("#training h2")
@@ -332,7 +334,7 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, color.removeprefix("rgb(").rstrip(")").split(",")[:3])) / 3
 
-    with visit(scheme=scheme) as opened:
+    with visit("?tab=problems", scheme=scheme) as opened:
         page = opened.page
         page.wait_for_selector("#problem .ckpt")
         assert (luminance(page) < 60) == (scheme == "dark")
@@ -348,7 +350,7 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
     server = Served(make_server([run.path]))
     try:
-        with visit(url=server.url) as opened:
+        with visit("?tab=problems", url=server.url) as opened:
             page = opened.page
             page.wait_for_selector("#problem .ckpt >> nth=1")
             (tmp_path / "run/eval/toy-test/step-000001.parquet").write_bytes(b"PAR1")
@@ -359,7 +361,7 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
         said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"
         with visit(link, url=server.url, ready=said):
             pass  # the link that asks for it says so too
-        with visit(url=server.url) as opened:
+        with visit("?tab=problems", url=server.url) as opened:
             opened.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
     finally:
         server.stop()
@@ -451,3 +453,53 @@ def test_mistakes_are_the_users(runs):
         taken.listen()
         with pytest.raises(UserError, match="choose a different --port"):
             launch(runs, port=taken.getsockname()[1])
+
+
+def test_the_first_screen_says_who_reasons_longer(visit):
+    with visit() as opened:
+        page = opened.page
+        page.wait_for_selector("#overview .chart svg >> nth=2")
+        lead = page.inner_text("#overview .lead")
+        assert "reasons longer than" in lead and "points" in lead and "Tokens per right answer" in lead
+        assert page.locator("#overview .lead").bounding_box()["y"] < 400
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.slow
+def test_a_box_over_the_points_filters_and_an_expression_is_counted(visit):
+    with visit("?base=luspo@0&others=luspo@40") as opened:
+        page = opened.page
+        chart = page.locator("#overview figure:has-text('Length by problem') .chart")
+        chart.locator(".mark-symbol path").first.wait_for()
+        boxes = [mark.bounding_box() for mark in chart.locator(".mark-symbol path").all()]
+        left, top = min(box["x"] for box in boxes) - 6, min(box["y"] for box in boxes) - 6
+        right = max(box["x"] + box["width"] for box in boxes) + 6
+        middle = sorted(box["y"] for box in boxes)[len(boxes) // 2] + 1
+        page.mouse.move(left, top)
+        page.mouse.down()
+        page.mouse.move(right, middle, steps=5)
+        page.mouse.up()
+        page.wait_for_function("location.search.includes('box=')")
+        page.wait_for_function("document.querySelector('#count .count').innerText.includes('pass the filters')")
+        kept = int(page.inner_text("#count .count b"))
+        assert 0 < kept < 24
+        page.click("#count button")
+        page.wait_for_function("document.querySelector('#count .count').innerText.startsWith('24 problems')")
+        page.fill("#overview .pattern input", r"(?i)\bcheck\b")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#overview .asking tbody tr >> nth=1")
+        assert "pattern=" in page.url and "baseline" in page.inner_text("#overview .asking tbody")
+        chart.locator(".mark-symbol path").last.click()
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+
+
+@pytest.mark.slow
+def test_the_page_says_that_it_is_loading(served, visit):
+    with visit("?base=luspo@0&others=luspo@40") as opened:
+        page = opened.page
+        page.wait_for_selector("#overview .lead")
+        assert page.locator("#loading").evaluate("box => getComputedStyle(box).opacity") == "0"
+        page.route("**/queue/data*", lambda route: None)  # the answer does not come
+        page.click("button[role=tab]:has-text('Table')")
+        page.wait_for_function("getComputedStyle(document.querySelector('#loading')).opacity === '1'")
+        assert "loading" in page.inner_text("#loading") and "loading" in page.inner_text("#table")

@@ -36,12 +36,14 @@ from vlm_rl.demo.files.small_copy import copy_small
 from vlm_rl.demo.live.context import LiveContext, asked_slots
 from vlm_rl.demo.numbers import lengths as stats
 from vlm_rl.demo.numbers.library import Library, find_runs
+from vlm_rl.demo.numbers.pairs import comparisons
 from vlm_rl.demo.numbers.problem_images import images_of
 from vlm_rl.demo.numbers.problem_table import keep, ordered, settle
 from vlm_rl.demo.numbers.token_counts import TokenCounter
 from vlm_rl.demo.numbers.url_state import FILTERS, UNFILTERED, UrlState
 from vlm_rl.demo.panels.categories import category_rows
 from vlm_rl.demo.panels.lengths import lengths_panel, points_text
+from vlm_rl.demo.panels.overview import overview_panel
 from vlm_rl.demo.panels.page_parts import export_panel
 from vlm_rl.demo.panels.page_state import PageStates, choose_slots
 from vlm_rl.demo.panels.problem import columns_of, problem_panel
@@ -316,9 +318,10 @@ def test_colours_are_told_apart_whatever_one_sees(theme, sight):
 
 def test_the_summary_by_hand(small):
     before, after = small.of(UrlState()).summaries
-    assert (before.accuracy, before.median, before.cut) == (0.5, 25, 0)
+    assert (before.accuracy, before.mean, before.median, before.cut) == (0.5, 25, 25, 0)
     assert before.p90 == pytest.approx(37)  # 0.9 of the way along 10, 20, 30, 40: between the last two
-    assert (after.accuracy, after.median, after.cut) == (0.5, 20, 0.25)
+    assert (after.accuracy, after.mean, after.median, after.cut) == (0.5, 33.75, 20, 0.25)
+    assert "mean 34, median 20 tokens" in " ".join(Elements(summary_html(small.of(UrlState()))).text.split())
     assert after.tokens.mean == pytest.approx((5 + 0 - 10 + 40) / 4) and (after.won, after.lost) == (1, 1)
     alone = small.of(UrlState.parse("change=right")).summaries[1]
     assert (alone.won, alone.lost) == (1, 0)
@@ -387,14 +390,15 @@ def test_the_checkpoints_beside_the_baseline_are_compared_with_each_other(tmp_pa
         run.write_eval("set", 0, rows_of([9, 9, 9, 9], [WRONG] * 4), {})
         run.write_eval("set", 2, rows_of(lengths, verdicts), {})
     state = PageStates(Library([tmp_path])).of(UrlState.parse("base=a@0&others=b@0&others=b@2&others=a@2"))
-    [duel] = stats.direct_comparisons(state.table, state.keep_P)  # the last one of each run
+    *with_base, duel = comparisons(state.table, state.keep_P)  # the last one of each run
+    assert [(one.index, one.against) for one in with_base] == [(1, 0), (2, 0), (3, 0)]
     assert (duel.index, duel.against) == (3, 2)
     assert duel.tokens.mean == -(5 + 6 + 7 + 8) / 4 and duel.score.mean == -0.25
-    page = Elements(summary_html(state))
-    assert "shorter, accuracy: no clear change" in page.text
-    assert page.values("data-go")[-1] == urlencode({"base": "b@2", "others": "a@2"})
+    page = Elements(overview_panel(state))
+    assert "a · step 2 reasons shorter than b · step 2: −6.5 tokens" in " ".join(page.text.split())
+    assert urlencode({"base": "b@2", "others": "a@2", "pair": ""}) in page.values("data-go")
     for query in ("base=a@0&others=b@2", "base=a@0&others=b@2&others=a@2&text=no"):  # one run, and no problem
-        assert "against" not in Elements(summary_html(PageStates(state.library).of(UrlState.parse(query)))).text
+        assert "Show this pair" not in overview_panel(PageStates(state.library).of(UrlState.parse(query)))
 
 
 def test_a_run_is_drawn_in_the_colour_of_its_latest_checkpoint(tmp_path):
@@ -506,7 +510,7 @@ def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
     assert texts[:5] == ["became right", "right", "cut at the limit", "even", "never solved"]
     assert texts[5:] == ["at least 1 tokens", "“of it”", "in step 2"]
     patches = Elements(summary_html(small.of(UrlState()))).values("data-go")
-    assert UrlState.parse(patches[0]) == UrlState(change="right", focus="run@2")
+    assert UrlState.parse(patches[0]) == UrlState(change="right", focus="run@2", tab="problems")
     for change, ids in (("right", ["p0"]), ("wrong", ["p1"])):
         assert kept(small, f"change={change}&focus=run@2") == ids
     assert "became right" in count_html(small.of(UrlState.parse("change=right")))
@@ -810,7 +814,7 @@ def test_variants_of_a_seed_are_one_value_on_the_page(tmp_path):
             assert summary.score == estimate(change[place], clusters=groups, bounds=(-1, 1))
             score = score_of(RunDirectory(tmp_path / name / f"run{place}").evals()[0])
             assert (score.low, score.high) == summary.interval
-        (direct,) = stats.direct_comparisons(state.table, state.keep_P)
+        *_, direct = comparisons(state.table, state.keep_P)
         assert direct.score == estimate(right[2] * 1.0 - right[1], clusters=groups, bounds=(-1, 1))
         assert direct.tokens == estimate(tokens[2] - tokens[1], clusters=groups)
         (category,) = category_rows(state.table, state.keep_P)

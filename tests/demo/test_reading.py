@@ -27,7 +27,11 @@ from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 
 STEPS = (0, 20, 40)
-SIX = "base=grpo@0&" + "&".join(f"others={run}@{step}" for run in ("grpo", "luspo") for step in STEPS)[13:]
+SIX = (
+    "base=grpo@0&"
+    + "&".join(f"others={run}@{step}" for run in ("grpo", "luspo") for step in STEPS)[13:]
+    + "&tab=problems"
+)
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 ROUND = r"""Look at the **three rows** of the grid once more, slowly.
 
@@ -130,7 +134,7 @@ def test_a_question_of_a_thousand_words_leaves_room_for_the_answers(browser):
     """The recorded runs list 364 voters in each question: four lines of it are shown until a click."""
     server = Served(make_server([RECORDED]))
     try:
-        with visit(browser, f"{server.url}?{first_view([RECORDED])}", DESKTOP) as opened:
+        with visit(browser, f"{server.url}?{first_view([RECORDED])}&tab=problems", DESKTOP) as opened:
             page = opened.page
             question, words = page.locator(".question"), page.locator(".question .clamped")
             assert words.bounding_box()["height"] < 100 < len(words.inner_text().split())
@@ -201,7 +205,7 @@ def test_the_table_orders_the_problems_by_keyboard(browser, served):
 
 @pytest.mark.slow
 def test_switches_and_the_theme_are_kept(browser, served):
-    address = f"{served.url}?base=grpo@0&others=grpo@40&at=toy-test-0003"
+    address = f"{served.url}?base=grpo@0&others=grpo@40&at=toy-test-0003&tab=problems"
     with visit(browser, address, DESKTOP, permissions=["clipboard-read", "clipboard-write"]) as opened:
         page = opened.page
         page.keyboard.press("d")
@@ -282,7 +286,7 @@ def test_the_bundle_opens_from_a_web_server_on_a_phone(browser, bundle):
 @pytest.mark.slow
 def test_no_string_of_a_run_acts_in_the_bundle(browser, tmp_path):
     run = hostile_run(tmp_path / "runs" / attack("alone"), steps=(2, 4))
-    write_bundle([run.path], tmp_path / "site")
+    write_bundle([run.path], tmp_path / "site", view="tab=problems")
     address = (tmp_path / "site" / "index.html").as_uri()
     foreign = "[onerror], [onload], img[src='x'], a[href^='javascript'], form[action]"
     with watched(address, browser=browser, foreign=foreign, **DESKTOP) as opened:

@@ -145,6 +145,17 @@ const specOf = (chart) => {
   return spec;
 };
 
+// A box that was drawn over the points: a click event hands over `text` and the box's ends, rounded outwards.
+function followBrush(chart, view, text) {
+  const ended = () => setTimeout(() => { // after the chart's own listeners
+    const { x, y } = view.signal("brush") ?? {};
+    if (!x || !y || x[0] === x[1] || y[0] === y[1]) return;
+    const ends = [x, y].flatMap(([from, to]) => [Math.max(0, Math.floor(from)), Math.max(0, Math.ceil(to))]);
+    chart.dispatchEvent(new CustomEvent("chart-click", { bubbles: true, detail: text + ends.join(",") }));
+  });
+  view.addEventListener("pointerdown", () => addEventListener("pointerup", ended, { once: true }));
+}
+
 async function draw(chart) {
   const given = specOf(chart);
   chart.isLog ??= given.usermeta.log;
@@ -163,6 +174,7 @@ async function draw(chart) {
     const detail = rowOf(item)?.click;
     if (detail !== undefined) chart.dispatchEvent(new CustomEvent("chart-click", { bubbles: true, detail }));
   });
+  if (typeof spec.usermeta.brush === "string") followBrush(chart, view, spec.usermeta.brush);
   chart.plot.view = view;
   widths.observe(chart.plot);
   if (!chart.querySelector(".tools")) addTools(chart, given);

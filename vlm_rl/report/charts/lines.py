@@ -26,6 +26,7 @@ from vlm_rl.report.html import visible
 from vlm_rl.report.vega import Spec
 from vlm_rl.stats import smooth
 
+FEW = 8  # places; a curve with fewer has error bars instead of a band, and its places are marked
 _DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
 
 
@@ -38,11 +39,16 @@ class Series:
     y: np.ndarray
     color: str = PALETTE[0]
     dashed: bool = False
-    low: np.ndarray | None = None  # a band, or with `points` the ends of the error bars
+    low: np.ndarray | None = None  # a band; with `points` or over few places the ends of error bars
     high: np.ndarray | None = None
     points: bool = False  # measurements apart from the curve: markers joined by a thin line
     smooth: bool = False  # thin for each step, bold for the running mean
     click: Sequence[Any] | None = None  # [n]
+
+    @property
+    def is_marked(self) -> bool:
+        """Tell whether it is drawn as markers with error bars: `points`, or an interval at fewer than FEW places."""
+        return self.points or (self.low is not None and int(np.isfinite(self.y).sum()) < FEW)
 
     @property
     def empty(self) -> bool:
@@ -85,7 +91,7 @@ def lines(
             {"transform": [{"filter": test}], "mark": mark, "encoding": {"y": {"field": field, **y}, **encoding}}
         )
 
-    num_bands = sum(curve.low is not None and not curve.points for curve in shown)
+    num_bands = sum(curve.low is not None and not curve.is_marked for curve in shown)
     if num_bands:
         area = {"type": "area", "clip": True, "opacity": 0.16 if num_bands <= 4 else 0.1}
         add(area, "low", "isValid(datum.low) && !datum.points", y2={"field": "high"})
@@ -94,14 +100,14 @@ def lines(
         add(line | {"strokeWidth": 0.9, "opacity": 0.4}, "y", "isValid(datum.mean)")
         add(line | {"strokeWidth": 2}, "mean", "isValid(datum.mean)", strokeDash=dashes)
     add(line | {"strokeWidth": 1.9}, "y", "!isValid(datum.mean) && !datum.points", strokeDash=dashes)
-    if any(curve.points or np.isfinite(curve.y).sum() == 1 for curve in shown):
+    if any(curve.is_marked or np.isfinite(curve.y).sum() == 1 for curve in shown):
         bar = {"type": "rule", "clip": True, "strokeWidth": 1.2}
         add(bar, "low", "isValid(datum.low) && datum.points", y2={"field": "high"}, color=color)
         add(line | {"strokeWidth": 1, "strokeDash": [3, 3]}, "y", "datum.points")
         add({"type": "point", "filled": True, "size": 46, "opacity": 1}, "y", "datum.points || datum.alone")
     layers[0]["params"] = [ZOOM]
     layers.append(_nearest({"field": "y", **y}, rows))
-    legend = [{"name": s.label, "color": s.color, "dashed": s.dashed, "dot": s.points} for s in shown]
+    legend = [{"name": s.label, "color": s.color, "dashed": s.dashed, "dot": s.is_marked} for s in shown]
     tip = value_tip(x_title, y["axis"]["format"])
     encoding = {"x": x_axis(x_title), "color": color}
     return chart(
@@ -124,7 +130,7 @@ def _rows(series: Series) -> list[Spec]:
         columns |= {"low": series.low[keep], "high": series.high[keep]}
     if series.smooth and (mean := smooth(columns["y"])) is not columns["y"]:
         columns["mean"] = mean
-    fixed: Spec = {"series": visible(series.label), "points": series.points, "dashed": series.dashed}
+    fixed: Spec = {"series": visible(series.label), "points": series.is_marked, "dashed": series.dashed}
     if keep.sum() == 1:
         fixed["alone"] = True
     rows = [

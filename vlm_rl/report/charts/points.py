@@ -62,7 +62,7 @@ def scatter(
         y_ticks: the vertical axis is shown.
         zero_line: a line marks x = 0.
     """
-    rows = [row for group in groups for row in _point_rows(group)]
+    rows = [row for group in groups for row in point_rows(group)]
     if not rows:
         return None
     number = SHARE if percent else NUMBER
@@ -90,7 +90,8 @@ def scatter(
     return chart(rows, layers, {}, tip=tip, height=height, legend=legend)
 
 
-def _point_rows(group: Points) -> list[Spec]:
+def point_rows(group: Points) -> list[Spec]:
+    """Return a row for each finite point of a group."""
     rows: list[Spec] = []
     places: list[int] = np.flatnonzero(np.isfinite(group.x) & np.isfinite(group.y)).tolist()
     for i in places:

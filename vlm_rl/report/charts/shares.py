@@ -81,10 +81,13 @@ class Quantiles:
     hollow: bool = False
     tip: str = ""
     click: Any = None
+    points: Sequence[float] = ()  # all values, drawn instead of the box where they are few
 
 
 def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: float | None = None) -> Spec | None:
     """Return a row per distribution: a line from p10 to p90, a box from p25 to p75, a dot at the median.
+
+    A row with `points` has these alone.
 
     `x_max`: where the axis ends; None leaves it to the data.
     """
@@ -93,9 +96,10 @@ def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: 
         return None
     data: list[Spec] = [
         {"series": visible(row.label), "hollow": row.hollow, "text": visible(row.tip)}
-        | {name: getattr(row, name) for name in ("p10", "p25", "median", "p75", "p90")}
+        | places
         | ({"click": row.click} if row.click is not None else {})
         for row in known
+        for places in _places(row)
     ]
     y, color = row_axis([visible(row.label) for row in rows]), color_by_series(known)
     fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
@@ -107,15 +111,22 @@ def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: 
     box = {"x": x | {"field": "p25"}, "x2": {"field": "p75"}, "stroke": color, "fill": fill, "tooltip": TIP}
     dot = {"x": x | {"field": "median"}, "fill": color, "tooltip": TIP}
     hand = cursor(data)
+    box_alone = [{"filter": "isValid(datum.p10)"}]
     layers = [
-        {"mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
-        {"mark": {"type": "bar", "height": 11, "strokeWidth": 1.5, **hand}, "encoding": box},
+        {"transform": box_alone, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
+        {"transform": box_alone, "mark": {"type": "bar", "height": 11, "strokeWidth": 1.5, **hand}, "encoding": box},
         {
             "mark": {"type": "point", "filled": True, "size": 46, "opacity": 1, "stroke": SURFACE, **hand},
             "encoding": dot,
         },
     ]
     return chart(data, layers, {"y": y}, tip="datum.text", height=24 * len(rows) + 10)
+
+
+def _places(row: Quantiles) -> list[Spec]:
+    if row.points:
+        return [{"median": float(value)} for value in row.points]
+    return [{name: getattr(row, name) for name in ("p10", "p25", "median", "p75", "p90")}]
 
 
 def mass_bars(early: Mapping[str, np.ndarray], late: Mapping[str, np.ndarray], *, labels: tuple[str, str]) -> Spec:
