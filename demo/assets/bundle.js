@@ -51,6 +51,7 @@ function go(patch) {
   location.hash = query;
 }
 addEventListener('hashchange', draw);
+document.addEventListener('chart-click', ({ detail }) => { if (new URLSearchParams(detail).get('at')) go(detail); }); // other filters need the server
 
 // -- which problems, in which order: as demo/numbers/problem_table.py
 const CHANGED = {

@@ -112,7 +112,7 @@ def _write(state: PageState, out: Path) -> None:
         benchmark=state.url.benchmark,
         summary=summary_html(state, interactive=False),
         tabs={name: TABS[name] for name in _TABS},
-        overview=overview_html(state, interactive=False),
+        overview=overview_html(state, interactive=False, leads=True),
         lengths=lengths_html(state, interactive=False),
         reasoning=reasoning_html(state, interactive=False),
         orders=SORTS,

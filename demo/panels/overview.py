@@ -69,8 +69,14 @@ def overview_panel(state: PageState) -> Markup:
     return overview_html(state)
 
 
-def overview_html(state: PageState, *, interactive: bool = True) -> Markup:
-    """Return the panel for the problems that pass the filters."""
+def overview_html(state: PageState, *, interactive: bool = True, leads: bool | None = None) -> Markup:
+    """Return the panel for the problems that pass the filters.
+
+    Args:
+        state: the page.
+        interactive: with controls and what can be clicked.
+        leads: single problems can be opened; None for as `interactive` says.
+    """
     if state.emptiness:
         return render("message", text=state.emptiness, is_error=False)
     pair = pair_of(state.table, state.url)
@@ -89,6 +95,7 @@ def overview_html(state: PageState, *, interactive: bool = True) -> Markup:
         counted=_pattern_rows(state),
         telling=_telling(state, pair),
         interactive=interactive,
+        leads=interactive if leads is None else leads,
     )
 
 

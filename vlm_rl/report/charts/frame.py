@@ -38,7 +38,13 @@ CONFIG: Spec = {
         "titleFontWeight": "normal",
         "titlePadding": 8,
     },
-    "axisX": {"grid": False, "labelFlush": True, "labelOverlap": True, "labelSeparation": 7},  # of narrow charts
+    "axisX": {
+        "grid": False,
+        "labelBound": 12,
+        "labelFlush": True,
+        "labelOverlap": True,
+        "labelSeparation": 7,
+    },  # of narrow charts
     "axisY": {"domain": False, "tickCount": 5},
     "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 400, "orient": "top", "symbolStrokeWidth": 2.5},
     "rule": {"color": MUTED},

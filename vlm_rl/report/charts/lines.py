@@ -27,6 +27,7 @@ from vlm_rl.report.vega import Spec
 from vlm_rl.stats import smooth
 
 FEW = 8  # places; a curve with fewer has error bars instead of a band, and its places are marked
+_EDGE = 5  # pixels above and below, so that no line and no marker is cut in half
 _DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
 
 
@@ -81,6 +82,7 @@ def lines(
     rows = [row for curve in shown for row in _rows(curve)]
     values = np.array([row[name] for row in rows for name in ("y", "low") if name in row])
     y = _y_axis(np.array([row["y"] for row in rows]), y_title, percent=percent, log=log, from_zero=from_zero)
+    y["scale"]["range"] = [height - _EDGE, _EDGE]
     line: Spec = {"type": "line", "clip": True, "interpolate": "step-after" if stairs else "linear"}
     color = color_by_series(shown)
     layers: list[Spec] = []

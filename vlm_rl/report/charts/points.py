@@ -78,6 +78,7 @@ def scatter(
     size = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     mark = {"type": "point", "filled": True, "opacity": 0.85, "clip": True, "strokeWidth": 1.2, **cursor(rows)}
     x = x_axis(x_title, whole=False)  # in each layer: from the top it would override the 0 of the zero line
+    x["scale"] |= {"padding": 16}  # the largest points are whole at both ends
     points = {"x": x, "y": y, "size": size, "stroke": color, "fill": fill, "tooltip": TIP}
     layers: list[Spec] = [{"mark": mark, "encoding": points, "params": [ZOOM]}]
     if joined:
