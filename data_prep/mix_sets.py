@@ -94,7 +94,7 @@ def mix_sets(file: Path, out: Path) -> MixReport:
         facts |= {"source": "mix", "parts": parts, "options": options, "test_only": False}
         facts |= {"kept": writer.num_rows, "rows_in": writer.num_rows, "dropped": {}, "notes": {}}
         write_manifest(partial.build, facts)
-        write_report(partial.build, seed=plan.seed)
+        write_report(partial.build, name=out.name, seed=plan.seed)
         write_card(partial.build)
         partial.publish()
     names = [str(part.path) for part in plan.sets]  # as written: two sets may end in the same folder name

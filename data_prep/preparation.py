@@ -118,7 +118,7 @@ def prepare(
                 first = "".join(f"; {example['where']}: {example['detail']}" for example in counts.examples[:1])
                 raise HopelessError(f"{place}: no row is left to write; dropped: {dict(counts.dropped)}{first}")
             reports.append(_report(source, side, counts, stream))
-            _write_facts(build, reports[-1], counts, plan)
+            _write_facts(build, reports[-1], counts, plan, name=place.name)
             write_card(build, licence=licence_of(path))
         partial.publish()
     return replace(reports[0], held_out=next(iter(reports[1:]), None))
@@ -225,7 +225,9 @@ def _report(source: str, options: Options, counts: SetCounts, stream: _ShardStre
     )
 
 
-def _write_facts(folder: Path, report: PrepareReport, counts: SetCounts, plan: Mapping[str, Any]) -> None:
+def _write_facts(
+    folder: Path, report: PrepareReport, counts: SetCounts, plan: Mapping[str, Any], *, name: str
+) -> None:
     """Write manifest.json, dropped.jsonl and report.html beside data.parquet."""
     options = report.options
     assert report.rows_in == report.kept + sum(report.dropped.values()), report
@@ -251,7 +253,7 @@ def _write_facts(folder: Path, report: PrepareReport, counts: SetCounts, plan: M
             "test_only": report.test_only,
         },
     )
-    write_report(folder, seed=options.seed)
+    write_report(folder, name=name, seed=options.seed)
 
 
 def _with_progress(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,16 +32,21 @@ _STYLE = """
 .sheet .gold { margin: auto 0 0; }
 .grid { display: block; columns: 2 420px; column-gap: 12px; }
 .grid > .card { break-inside: avoid; margin: 0 0 12px; }
+.facts { display: grid; grid-template-columns: fit-content(45%) minmax(0, 1fr); gap: 4px 18px; }
+.facts dt { color: var(--muted); } .facts dd { margin: 0; overflow-wrap: anywhere; }
 .reason { margin: 14px 0 2px; font-weight: 600; }
 """
 _PARTS = macros("vlm_rl.data_prep", "parts.html")
 _SET = macros("vlm_rl.data_prep", "prepared_set.html")
 
 
-def write_report(folder: Path, *, seed: int = 0) -> Path:
-    """Write report.html beside a prepared set's data.parquet, from its own files alone, and return it."""
+def write_report(folder: Path, *, name: str = "", seed: int = 0) -> Path:
+    """Write report.html beside a prepared set's data.parquet, from its own files alone, and return it.
+
+    `name` is the set's, where the folder is not yet at its place.
+    """
     manifest, rows = read_manifest(folder), _light_rows(folder)
-    name = f"{manifest.get('source', 'a prepared set')}"
+    name = name or folder.name
     sections = [
         _ledger(manifest),
         _contents(rows),
@@ -72,6 +78,7 @@ def _header(name: str, manifest: Mapping[str, Any]) -> Markup:
     is_part = published and rows_in not in published and manifest.get("options", {}).get("limit") is None
     return _SET.header(
         name,
+        str(manifest.get("source", "")),
         manifest.get("kept", 0),
         rows_in,
         published if is_part else [],
@@ -83,8 +90,8 @@ def _header(name: str, manifest: Mapping[str, Any]) -> Markup:
 def _ledger(manifest: Mapping[str, Any]) -> PageSection:
     dropped, notes = manifest.get("dropped", {}), manifest.get("notes", {})
     counts = [("kept", manifest.get("kept", 0)), *sorted(dropped.items(), key=lambda item: -item[1])]
-    tables = [_bars("Rows", counts), _bars("Changed or flagged in kept rows", sorted(notes.items()))]
-    return PageSection("Rows", "In = kept + dropped, by reason.", _grid(tables))
+    tables = {"Rows": counts, "Changed or flagged in kept rows": sorted(notes.items())}
+    return PageSection("Rows", "In = kept + dropped, by reason.", _tables(tables))
 
 
 def _contents(rows: Sequence[Mapping[str, Any]]) -> PageSection:
@@ -92,13 +99,13 @@ def _contents(rows: Sequence[Mapping[str, Any]]) -> PageSection:
         return Counter(str(row[key]) or "(none)" for row in rows).most_common()
 
     options = Counter(len(row["choices"]) for row in rows if row["answer_type"] == "choice")
-    tables = [
-        _bars("Answer type", counted("answer_type")),
-        _bars("Source", counted("source")),
-        _bars("Options of a choice (0: only in the picture)", [(str(k), n) for k, n in sorted(options.items())]),
-        _bars("Category", counted("category")),
-    ]
-    return PageSection("Contents", "Kept problems by what they ask for.", _grid(tables))
+    tables = {
+        "Answer type": counted("answer_type"),
+        "Source": counted("source"),
+        "Options of a choice (0: only in the picture)": [(str(k), n) for k, n in sorted(options.items())],
+        "Category": counted("category"),
+    }
+    return PageSection("Contents", "Kept problems by what they ask for.", _tables(tables))
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> PageSection:
@@ -106,15 +113,26 @@ def _sizes(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> Pa
     sides = [max(original["width"], original["height"]) for original in originals]
     tokens = [row["prompt_tokens"] for row in rows if row["prompt_tokens"] >= 0]
     tokenizer = (manifest.get("counted_with") or {}).get("tokenizer", "not named")
-    tables = [
-        _bars("Pass rate", _rate_bins([row["difficulty"] for row in rows])),
-        _bars("Pictures of a problem", [(str(k), n) for k, n in sorted(_picture_counts(rows).items())]),
-        _bars("Longer side of the original picture, pixels", _bins(sides)),
-        _bars("Original format", Counter(original["format"] for original in originals).most_common()),
-        _bars(f"Prompt length, tokens ({tokenizer})", _bins(tokens)),
-        _bars("Question length, characters", _bins([len(row["question"]) for row in rows])),
-    ]
-    return PageSection("Sizes", "How much there is to look at and to read.", _grid(tables))
+    tables = {
+        f"Tokens of a prompt, images included ({tokenizer})": _bins(tokens),
+        "Question length, characters": _bins([len(row["question"]) for row in rows]),
+        "Pass rate": _rate_bins([row["difficulty"] for row in rows]),
+        "Pictures of a problem": [(str(k), n) for k, n in sorted(_picture_counts(rows).items())],
+        "Longer side of the original picture, pixels": _bins(sides),
+        "Original format": Counter(original["format"] for original in originals).most_common(),
+    }
+    return PageSection(
+        "Sizes",
+        "How much there is to look at and to read.",
+        _tables(tables, [("Tokens of a prompt", _tokens(tokens))]),
+    )
+
+
+def _tokens(counts: Sequence[int]) -> str:
+    """Return the tokens of the prompts in words."""
+    if not counts:
+        return "not counted; vlm-rl prepare --tokenizer MODEL counts them"
+    return f"median {statistics.median(counts):,.0f}, mean {statistics.mean(counts):,.0f}, at most {max(counts):,}"
 
 
 def _picture_counts(rows: Iterable[Mapping[str, Any]]) -> Counter[int]:
@@ -141,8 +159,6 @@ def _bins(values: Sequence[int]) -> list[tuple[str, int]]:
 
 def _bars(title: str, items: Sequence[tuple[str, int]]) -> Markup:
     """Return a table of counts with a bar each; the long tail is one row, whose bar would dwarf the others."""
-    if not items:
-        return Markup()
     largest = max(count for _, count in items[:_MOST])
     rows = [(name, f"{count:,}", count / largest if count else None) for name, count in items[:_MOST]]
     if rest := items[_MOST:]:
@@ -150,8 +166,11 @@ def _bars(title: str, items: Sequence[tuple[str, int]]) -> Markup:
     return _PARTS.bars(rows, caption=title)
 
 
-def _grid(tables: Sequence[Markup]) -> Markup:
-    return _PARTS.grid([table for table in tables if table], [], "")
+def _tables(tables: Mapping[str, Sequence[tuple[str, int]]], facts: Sequence[tuple[str, str]] = ()) -> Markup:
+    """Return counts as bars; those of a single value are text, since its bar could only be full."""
+    single = [(title, f"{items[0][0]} ({items[0][1]:,})") for title, items in tables.items() if len(items) == 1]
+    bars = [_bars(title, items) for title, items in tables.items() if len(items) > 1]
+    return _SET.facts([*facts, *single]) + _PARTS.grid(bars, [], "")
 
 
 def _contact_sheet(folder: Path, num_rows: int, seed: int) -> PageSection:

@@ -24,16 +24,27 @@ from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.report.changes import changes_of
 from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.controls import control_sentences
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
-from vlm_rl.report.run_report import control_sentences, write_report
+from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.stats import estimate, running_mean, score_interval, smooth
 
 SECTIONS = [
-    *("Change", "Reward", "Accuracy", "Length", "Gradient mass", "Updates", "Time", "Examples", "Every metric"),
+    *(
+        "Accuracy and length",
+        "Change",
+        "Reward",
+        "Length",
+        "Gradient mass",
+        "Updates",
+        "Time",
+        "Examples",
+        "Every metric",
+    ),
     "Configuration",
 ]
 
@@ -246,7 +257,8 @@ def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
         assert f"<code>{name}</code>" in page.source
     # reward, 3 parts, gradient mass, clip, entropy, gap, gradient norm, refused steps, time
     assert page.text.count("not logged by this run") == 11
-    assert len(page.charts) == 3  # accuracy, length, length split: they need the rollouts only
+    # accuracy, mean length, its range and its split: they need the rollouts only
+    assert len(page.charts) == 4
     assert "There are no two evaluations" in page.text and "No evaluation with rows is stored" in page.text
     other = build_run(tmp_path / "other", steps=3, metrics=False, eval_steps=())
     page = Page(write_report([run, other], tmp_path / "both.html"))
@@ -464,10 +476,21 @@ def test_an_image_that_does_not_open_is_left_out():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"blank_images": 0.1, "shuffled_images": 0.16, "best_constant": 0.12}, ["comes from the picture"]),
+        ({"blank_images": 0.1, "shuffled_images": 0.16, "best_constant": 0.12}, ["at most 16.0 %"]),
+        ({"trained": 0.9, "blank_images": 0.16, "best_constant": 0.12}, ["its 90.0 % comes from the picture"]),
+        ({"trained": 0.13, "blank_images": 0.1, "best_constant": 0.12}, ["shows no use of the picture"]),
+        ({"trained": 0.13, "blank_images": 0.4, "best_constant": 0.12}, ["shows no use of the picture"]),
         ({"blank_images": 0.1, "shuffled_images": 0.18, "best_constant": 0.12}, ["does not come from the picture"]),
         ({"trained": 0.98, "forced_scan": 0.96}, ["did not teach it to see"]),
         ({"trained": 0.98, "forced_scan": 0.6}, ["learned on top"]),
+        ({"trained": 0.98, "forced_scan": 0.6, "untrained": 0.1}, ["learned on top"]),
+        ({"trained": 0.98, "forced_scan": 0.12, "untrained": 0.1}, ["more than these words"]),
+        ({"trained": 0.3, "forced_scan": 0.6, "untrained": 0.3}, ["did not raise the accuracy"]),
+        (
+            {"trained": 0.1, "forced_scan": 0.6, "untrained": 0.3},
+            ["lowered the accuracy: 30.0 % before, 10.0 % after"],
+        ),
+        ({"trained": 0.5, "forced_scan": 0.6, "untrained": 0.1}, ["reaches only 50.0 %"]),
         ({"blank_images": 0.1}, []),
         ({}, []),
     ],
@@ -551,3 +574,38 @@ def test_the_readme_figure_needs_something_to_compare(tmp_path):
     with pytest.raises(UserError, match="two evaluations"):
         write_readme_figure(run, tmp_path / "figure.png")
     assert not (tmp_path / "figure.png").exists()
+
+
+def test_accuracy_and_length_are_first_and_drawn_from_every_logged_step(tmp_path):
+    """Responses of steps 1 and 3 are stored, metrics of all four; an accuracy part is worth 2 where it is right."""
+    run = build_run(tmp_path / "run", steps=4, metrics=False, eval_steps=(0, 4))
+    tree = run.config().model_dump(mode="json")
+    tree["reward"] |= {"accuracy": 2.0}
+    (run.path / "config.yaml").write_text(json.dumps(tree))
+    for step in (2, 4):
+        (run.path / f"rollouts/step-{step:06d}.parquet").unlink()
+    for step in range(1, 5):
+        logged = {"rewards/accuracy/mean": 0.2 * step, "completions/mean_length": 10.0 * step}
+        logged |= {"length/p10": 5.0 * step, "length/p90": 20.0 * step}
+        run.append_metrics(step, 1, logged)
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert page.text.index("Accuracy and length") < page.text.index("Mean reward of a response")
+    accuracy, length = (page.charts[title] for title in ("Share of correct answers", "Length of a response, mean"))
+    np.testing.assert_allclose(points(accuracy)["training responses"], [0.1, 0.2, 0.3, 0.4])
+    assert points(length)["training responses"] == [10, 20, 30, 40]
+    last = [row for row in length["datasets"]["rows"] if row["series"] == "toy-test"][-1]
+    tokens = [row["length"] for row in run.evals()[-1].rows().to_pylist()]
+    expected = estimate(tokens)
+    assert last["y"] == pytest.approx(expected.mean, rel=1e-5)
+    assert (last["low"], last["high"]) == pytest.approx((expected.low, expected.high), rel=1e-5)
+    assert "95 % intervals" in page.text and "Change of length, step 4 against step 0" in page.charts
+    spread = page.charts["Length of a response: mean, and p10 to p90"]["datasets"]["rows"]
+    assert [(row["low"], row["high"]) for row in spread] == [(5 * step, 20 * step) for step in range(1, 5)]
+
+
+def test_a_long_question_is_folded(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=2, question="<image>\n" + "very long " * 80)
+    source = write_report([run], tmp_path / "report.html").read_text()
+    assert source.count("whole question") == 2
+    short = build_run(tmp_path / "short", steps=1, num_problems=2)
+    assert "whole question" not in write_report([short], tmp_path / "short.html").read_text()

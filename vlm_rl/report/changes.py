@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,22 +68,39 @@ def changes_of(runs: Sequence[RunCurves]) -> list[Change]:
 
 
 def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
-    """Return a sentence for each paired difference and a forest plot of them all; None without a pair."""
+    """Return a sentence for each paired difference, and forest plots of accuracy and length; None without a pair."""
     changes = changes_of(runs)
     if not changes:
         return None
     same_who = len({c.who for c in changes}) == 1
+    colors = [PALETTE[place % len(PALETTE)] for place in range(len(changes))]
     labels = [c.benchmark if same_who else f"{c.benchmark}: {c.who}" for c in changes]
-    intervals = [
-        Interval(label, c.paired.difference, *c.paired.interval, PALETTE[place % len(PALETTE)])
-        for place, (label, c) in enumerate(zip(labels, changes, strict=True))
+    points = [
+        Interval(label, c.paired.difference, *c.paired.interval, color)
+        for label, c, color in zip(labels, changes, colors, strict=True)
     ]
-    title = f"Change of accuracy, {changes[0].who}" if same_who else "Change of accuracy"
-    plot = card(title, embed(forest(intervals, x_title="points, with the 95 % interval", percent=True), title))
+    tokens = [
+        Interval(
+            label, c.paired.length_b - c.paired.length_a, *(c.paired.length_interval or (math.nan, math.nan)), color
+        )
+        for label, c, color in zip(labels, changes, colors, strict=True)
+        if c.paired.length_a is not None and c.paired.length_b is not None
+    ]
+    who = f", {changes[0].who}" if same_who else ""
+    plots = [
+        card(f"Change of {what}{who}", embed(plot, f"Change of {what}{who}"))
+        for what, plot in (
+            ("accuracy", forest(points, x_title="points, with the 95 % interval", percent=True)),
+            ("length", forest(tokens, x_title="tokens, with the 95 % interval")),
+        )
+        if plot is not None
+    ]
     caption = (
         "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "
         "the interval holds 0."
     )
     best = [(run.name, run.run.best()) for run in runs if holds_training(run.run)]
     named = [f"{f'{name}, ' if len(runs) > 1 else ''}{known.sentence()}." for name, known in best if known]
-    return PageSection("Change", caption, _PARTS.changes([*(c.sentence for c in changes), *named], plot))
+    return PageSection(
+        "Change", caption, _PARTS.changes([*(c.sentence for c in changes), *named], _PARTS.grid(plots, [], ""))
+    )

@@ -13,7 +13,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import cluster_labels
 from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.run_log import LOG
-from vlm_rl.stats import score_interval
+from vlm_rl.stats import estimate, score_interval
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,8 @@ class Score:
     low: float  # ends of its 95 % interval over problems, or their clusters
     high: float
     mean_length: float  # tokens
+    length_low: float  # ends of its 95 % interval, likewise
+    length_high: float
     truncated: float
     num_problems: int
 
@@ -86,6 +88,28 @@ class RunCurves:
         steps = np.array([record["step"] for record in self.metrics], dtype=np.float64)
         return steps, np.array([record.get(name, math.nan) for record in self.metrics], dtype=np.float64)
 
+    def curve(self, name: str, counted: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return a logged metric, or what was counted from the stored responses where the run did not log it.
+
+        Args:
+            name: of the metric.
+            counted: of RolloutCurves.
+
+        The metric covers every step, while responses may be stored of some only.
+        """
+        steps, values = self.metric(name)
+        if np.isfinite(values).any():
+            return steps, values
+        return self.rollouts.steps, getattr(self.rollouts, counted)
+
+    def training_accuracy(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (steps, share of the training responses that are right)."""
+        part = self.config.reward.accuracy
+        steps, values = self.metric("rewards/accuracy/mean")
+        if part and np.isfinite(values).any():  # the part is worth so much where it is right
+            return steps, values / part
+        return self.rollouts.steps, self.rollouts.accuracy
+
     @property
     def every_metric(self) -> list[str]:
         """Return the names of all metrics, without the numbers that tell the lines of the file apart."""
@@ -108,14 +132,18 @@ def score_of(result: EvalResult) -> Score:
     correct = rows["verdict"].to_numpy() == "correct"
     problem = rows["problem_id"].combine_chunks().dictionary_encode().indices.to_numpy()
     score_P = np.bincount(problem, weights=correct) / np.bincount(problem)
-    first_P = np.unique(problem, return_index=True)[1]
-    low, high = score_interval(score_P, cluster_labels(rows.take(first_P)))
+    length_P = np.bincount(problem, weights=rows["length"].to_numpy()) / np.bincount(problem)
+    clusters = cluster_labels(rows.take(np.unique(problem, return_index=True)[1]))
+    low, high = score_interval(score_P, clusters)
+    length = estimate(length_P, clusters=np.array(clusters))
     return Score(
         step=result.step,
         accuracy=_mean(score_P),
         low=low,
         high=high,
         mean_length=_mean(rows["length"].to_numpy()),
+        length_low=length.low,
+        length_high=length.high,
         truncated=_mean(rows["stop_reason"].to_numpy() == "length"),
         num_problems=len(score_P),
     )

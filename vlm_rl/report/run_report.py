@@ -1,14 +1,9 @@
-"""One self-contained HTML page about one or several runs, without an outside request.
-
-`controls.json` of a run, where there is one, holds accuracies in [0, 1] under these keys, each optional: trained (the
-trained policy on the real images), blank_images, shuffled_images, best_constant (the best constant guess), untrained
-(before training, free) and forced_scan (before training, the first words of a careful trace forced).
-"""
+"""One self-contained HTML page about one or several runs, without an outside request."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +14,11 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.report import vega
 from vlm_rl.report.changes import change_section
+from vlm_rl.report.controls import controls_of, controls_section
 from vlm_rl.report.examples import choose, example_html, side_by_side
 from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
 from vlm_rl.report.run_curves import RunCurves, Score, holds_training
 from vlm_rl.report.sections import (
-    accuracy_section,
     count_of_steps,
     curve_label,
     difficulty_section,
@@ -32,26 +27,19 @@ from vlm_rl.report.sections import (
     gradient_mass_section,
     interval_text,
     length_section,
+    overview_section,
     percent_text,
     reward_section,
     time_section,
     updates_section,
 )
+from vlm_rl.run.best import paired_change
 from vlm_rl.run.directory import RunDirectory, distinct_names
 from vlm_rl.run.eval_result import EvalResult
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
 _NUM_EXAMPLES = 6
-
-_CONTROLS = {
-    "trained": "trained policy, the problem's own images",
-    "blank_images": "trained policy, blank images",
-    "shuffled_images": "trained policy, a different problem's images",
-    "best_constant": "best constant guess",
-    "untrained": "before training",
-    "forced_scan": "before training, first words of the careful trace forced",
-}
 
 
 def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
@@ -63,16 +51,16 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         raise UserError("a report needs at least one run directory: vlm-rl report RUN")
     curves = [RunCurves(run.open(), name) for run, name in zip(runs, distinct_names(runs), strict=True)]
     sections = [
+        overview_section(curves),
         *([changed] if (changed := change_section(curves)) else []),
         reward_section(curves),
-        accuracy_section(curves),
         length_section(curves),
         gradient_mass_section(curves),
         *([weighted] if (weighted := difficulty_section(curves)) else []),
         updates_section(curves),
         time_section(curves),
         _examples_section(curves),
-        *([_controls_section(curves)] if any(_controls(run) for run in curves) else []),
+        *([controls_section(curves)] if any(controls_of(run) for run in curves) else []),
         every_metric_section(curves),
         _configuration_section(curves),
     ]
@@ -134,10 +122,11 @@ def _tiles(run: RunCurves) -> list[Tile]:
     if scores := next(iter(_scores(run).values()), []):
         first, last = scores[0], scores[-1]
         before = percent_text(first.accuracy) if len(scores) > 1 else ""
-        note = f"accuracy on {last.num_problems:,} problems{_intervals(first, last)}"
+        note = f"accuracy on {last.num_problems:,} problems{_intervals(first, last, interval_text)}"
         tiles.append(Tile(before, percent_text(last.accuracy), note))
         before = f"{first.mean_length:.0f}" if len(scores) > 1 else ""
-        tiles.append(Tile(before, f"{last.mean_length:.0f}", "tokens in a response, on average"))
+        note = f"tokens in a response, on average{_intervals(first, last, _length_interval)}"
+        tiles.append(Tile(before, f"{last.mean_length:.0f}", note))
     steps, reward = run.metric("reward")
     reward = reward[np.isfinite(reward)]
     if len(reward):
@@ -161,32 +150,48 @@ def _scores(run: RunCurves) -> dict[str, list[Score]]:
     return {name: scores for name, scores in with_rows.items() if scores}
 
 
-def _intervals(before: Score, after: Score) -> str:
-    if math.isnan(after.low):
+def _intervals(before: Score, after: Score, text: Callable[[Score], str]) -> str:
+    """Return the intervals of the two scores in words; empty where none is known."""
+    if not text(after):
         return ""
-    if before is after or math.isnan(before.low):
-        return f"; 95 % interval {interval_text(after)}"
-    return f"; 95 % intervals {interval_text(before)} and {interval_text(after)}"
+    if before is after or not text(before):
+        return f"; 95 % interval {text(after)}"
+    return f"; 95 % intervals {text(before)} and {text(after)}"
+
+
+def _length_interval(score: Score) -> str:
+    return "" if math.isnan(score.length_low) else f"{score.length_low:,.0f}–{score.length_high:,.0f}"
 
 
 def _score_table(runs: Sequence[RunCurves]) -> Markup | str:
-    rows = [_score_row(run.name, benchmark, scores) for run in runs for benchmark, scores in _scores(run).items()]
+    rows = [_score_row(run, benchmark, scores) for run in runs for benchmark, scores in _scores(run).items()]
     if not rows:
         return _PARTS.missing("No evaluation with rows is stored; `vlm-rl eval` or eval.every makes one.")
     if len(rows) == 1 and len(runs) == 1:
         return ""  # the tiles say it all
-    head = ["run", "benchmark", "problems", "first", "last", "change", "tokens"]
-    return _PARTS.table(head, rows, numbers=2)
+    head = ["run", "benchmark", "problems", "first", "last", "change, points", "tokens", "change, tokens"]
+    note = _REPORT.table_note("In brackets 95 % intervals; those of changes are of the same problems.")
+    return _PARTS.table(head, rows, numbers=2) + note
 
 
-def _score_row(name: str, benchmark: str, scores: Sequence[Score]) -> list[str]:
+def _score_row(run: RunCurves, benchmark: str, scores: Sequence[Score]) -> list[str]:
     first, last = scores[0], scores[-1]
-    before, change, tokens = "", "", f"{last.mean_length:.0f}"
+    before, points, longer, tokens = "", "", "", f"{last.mean_length:.0f}"
     if first is not last:
-        before = _score_text(first)
-        change = f"{100 * (last.accuracy - first.accuracy):+.1f} points"
-        tokens = f"{first.mean_length:.0f} → {tokens}"
-    return [name, benchmark, f"{last.num_problems:,}", before, _score_text(last), change, tokens]
+        before, tokens = _score_text(first), f"{first.mean_length:.0f} → {tokens}"
+        results = {result.step: result for result in run.evals[benchmark]}
+        paired = paired_change(results[first.step], results[last.step])
+        if paired is not None:
+            points = _change_text(100 * paired.difference, [100 * end for end in paired.interval])
+            if paired.length_a is not None and paired.length_b is not None:
+                longer = _change_text(paired.length_b - paired.length_a, paired.length_interval)
+    return [run.name, benchmark, f"{last.num_problems:,}", before, _score_text(last), points, tokens, longer]
+
+
+def _change_text(change: float, interval: Sequence[float] | None) -> str:
+    """Return a change with one decimal and its interval."""
+    known = interval is not None and math.isfinite(interval[0])
+    return f"{change:+,.1f}" + (f" [{interval[0]:+,.1f}, {interval[1]:+,.1f}]" if known and interval else "")
 
 
 def _score_text(score: Score) -> str:
@@ -219,64 +224,6 @@ def _compared(runs: Sequence[RunCurves]) -> tuple[list[str], list[EvalResult]] |
             titles = [curve_label(runs, run, f"step {result.step}") for run, result in distinct]
             return titles, [result for _, result in distinct]
     return None
-
-
-def _controls_section(runs: Sequence[RunCurves]) -> PageSection:
-    cards = []
-    for run in runs:
-        if values := _controls(run):
-            rows = [
-                (text, percent_text(values[key]), values[key]) for key, text in _CONTROLS.items() if key in values
-            ]
-            heading = run.name if len(runs) > 1 else ""
-            cards.append(_PARTS.bars(rows, heading, sentences=control_sentences(values)))
-    caption = "What the accuracy would be without looking, and without training."
-    return PageSection("Controls", caption, Markup("").join(cards))
-
-
-def _controls(run: RunCurves) -> dict[str, float]:
-    """Return the controls that the page knows. Raises UserError for one that is no accuracy."""
-    values = {key: value for key, value in run.run.controls().items() if key in _CONTROLS}
-    for key, value in values.items():
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise UserError(
-                f"{run.run.path / 'controls.json'}: {key} is {value!r} and not a number in [0, 1]; "
-                "correct it, or remove the file"
-            )
-    return values
-
-
-def control_sentences(values: Mapping[str, float]) -> list[str]:
-    """Return the sentences that the controls allow; none about a control that was not measured."""
-    sentences = []
-    blind = [values[key] for key in ("blank_images", "shuffled_images") if key in values]
-    if blind and "best_constant" in values:
-        best, guess = max(blind), values["best_constant"]
-        if best <= guess + 0.05:
-            sentences.append(
-                f"Without the right image the trained policy scores at most {percent_text(best)}, no more than 5 "
-                f"points above the best constant guess ({percent_text(guess)}): its accuracy comes from the picture."
-            )
-        else:
-            sentences.append(
-                f"Without the right image the trained policy still scores {percent_text(best)}, more than 5 points "
-                f"above the best constant guess ({percent_text(guess)}): part of its accuracy does not come from the "
-                "picture."
-            )
-    if "forced_scan" in values and "trained" in values:
-        forced, trained = values["forced_scan"], values["trained"]
-        already = f"Forcing the first words of the careful trace before training already gives {percent_text(forced)}"
-        if forced >= trained - 0.05:
-            sentences.append(
-                f"{already}, against {percent_text(trained)} after it. So training moved probability from guessing "
-                "to a way of working that the model had; it did not teach it to see."
-            )
-        else:
-            sentences.append(
-                f"{already}; training reaches {percent_text(trained)}. The first part is probability moved from "
-                "guessing to a way of working that the model had; the rest was learned on top."
-            )
-    return sentences
 
 
 def _configuration_section(runs: Sequence[RunCurves]) -> PageSection:

@@ -23,7 +23,6 @@ from vlm_rl.report.vega import embed
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
-_ACCURACY = "rewards/accuracy/mean"
 _PARTS_OF_EVERY_RUN = ("accuracy", "format", "overlong")
 
 
@@ -46,64 +45,76 @@ def reward_section(runs: Sequence[RunCurves]) -> PageSection:
     )
 
 
-def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
-    """Return training accuracy as curves and the stored evaluations as points with intervals."""
-    train, held_out = [], []
+def overview_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return accuracy and length side by side: training as curves, the evaluations as points with intervals."""
+    curves: dict[str, list[Series]] = {"accuracy": [], "length": []}
+    points: dict[str, list[Series]] = {"accuracy": [], "length": []}
     for color, run in _colored(runs):
-        train.append(
-            Series(curve_label(runs, run, "training responses"), *_training_accuracy(run), color, smooth=True)
-        )
+        label = curve_label(runs, run, "training responses")
+        curves["accuracy"].append(Series(label, *run.training_accuracy(), color, smooth=True))
+        length = run.curve("completions/mean_length", "mean")
+        curves["length"].append(Series(label, *length, color, smooth=True))
         for benchmark, scores in run.scores.items():
-            held_out.append(_score_series(scores, curve_label(runs, run, benchmark), color))
+            for what, series in points.items():
+                series.append(_score_series(scores, what, curve_label(runs, run, benchmark), color))
     if len(runs) == 1:  # a colour per benchmark; with several runs a colour per run
-        held_out = [replace(s, color=PALETTE[(1 + i) % len(PALETTE)]) for i, s in enumerate(held_out)]
-    needs, options = "no rollouts, no evaluation", {"percent": True}
-    figure = CurveFigure("Share of correct answers", train + held_out, needs, _who(runs), options)
+        for what, series in points.items():
+            points[what] = [replace(s, color=PALETTE[(1 + i) % len(PALETTE)]) for i, s in enumerate(series)]
+    titles = {"accuracy": "Share of correct answers", "length": "Length of a response, mean"}
+    options = {"accuracy": {"percent": True}, "length": {"y_title": "tokens", "from_zero": True}}
+    needs = "no rollouts, no evaluation"
+    figures = [
+        CurveFigure(title, curves[what] + points[what], needs, _who(runs), options[what])
+        for what, title in titles.items()
+    ]
     return PageSection(
-        "Accuracy",
+        "Accuracy and length",
         "Curve: responses sampled for training. Points: the stored evaluations, with their 95 % interval.",
-        figure.html(),
+        figure_grid(figures),
     )
 
 
-def _training_accuracy(run: RunCurves) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, shares) of the stored responses; of all responses where none are stored."""
-    stored = run.rollouts
-    return (stored.steps, stored.accuracy) if np.isfinite(stored.accuracy).any() else run.metric(_ACCURACY)
-
-
-def _score_series(scores: Sequence[Score], label: str, color: str) -> Series:
-    columns = np.array([[s.step, s.accuracy, s.low, s.high] for s in scores], dtype=np.float64).T
-    x, y, low, high = columns
+def _score_series(scores: Sequence[Score], what: str, label: str, color: str) -> Series:
+    rows = [
+        (s.step, s.accuracy, s.low, s.high)
+        if what == "accuracy"
+        else (s.step, s.mean_length, s.length_low, s.length_high)
+        for s in scores
+    ]
+    x, y, low, high = np.array(rows, dtype=np.float64).T
     return Series(label, x, y, color, low=low, high=high, points=True)
 
 
 def length_section(runs: Sequence[RunCurves]) -> PageSection:
-    """Return response length: over all, of correct and wrong responses, and the share cut off."""
-    mean, split, cut = [], [], []
+    """Return response length: its range, that of correct and wrong responses, and the share cut off."""
+    spread, split, cut = [], [], []
     for color, run in _colored(runs):
-        r = run.rollouts
-        if len(r.steps):
-            mean.append(Series(run.name, r.steps, r.mean, color, low=r.p10, high=r.p90))
-        else:
-            mean.append(Series(run.name, *run.metric("completions/mean_length"), color))
+        (x, mean), (low_x, low), (high_x, high) = (
+            run.curve(name, counted)
+            for name, counted in (
+                ("completions/mean_length", "mean"), ("length/p10", "p10"), ("length/p90", "p90"),
+            )
+        )  # fmt: skip
+        is_known = np.array_equal(x, low_x) and np.array_equal(x, high_x)
+        ends = {"low": low, "high": high} if is_known else {}
+        spread.append(Series(run.name, x, mean, color, **ends))
         right, wrong = (GOOD, BAD) if len(runs) == 1 else (color, color)
-        split.append(Series(curve_label(runs, run, "correct"), r.steps, r.mean_correct, right, smooth=True))
-        label = curve_label(runs, run, "not correct")
-        split.append(Series(label, r.steps, r.mean_wrong, wrong, dashed=True, smooth=True))
-        x, y = (r.steps, r.truncated) if len(r.steps) else run.metric("completions/clipped_ratio")
-        cut.append(Series(run.name, x, y, color))
+        correct = run.curve("length/correct_mean", "mean_correct")
+        split.append(Series(curve_label(runs, run, "correct"), *correct, right, smooth=True))
+        others = run.curve("length/wrong_mean", "mean_wrong")
+        split.append(Series(curve_label(runs, run, "not correct"), *others, wrong, dashed=True, smooth=True))
+        cut.append(Series(run.name, *run.curve("completions/clipped_ratio", "truncated"), color, smooth=True))
     tokens = {"y_title": "tokens", "from_zero": True}
     share = {"percent": True, "from_zero": True}
-    whole = CurveFigure("Length of a response: mean, and p10 to p90 as a band", mean, runs=_who(runs), options=tokens)
     figures = [
         CurveFigure("Length of correct and of other responses", split, runs=_who(runs), options=tokens),
+        CurveFigure("Length of a response: mean, and p10 to p90", spread, runs=_who(runs), options=tokens),
         CurveFigure("Share cut at the token limit", cut, runs=_who(runs), options=share),
     ]
     return PageSection(
         "Length",
         "Generated tokens of a training response, the end-of-sequence token included.",
-        whole.html() + figure_grid(figures),
+        figure_grid(figures, columns=3),
     )
 
 
@@ -153,7 +164,7 @@ def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
     for color, run in _colored(runs):
         if not run.config.algorithm.hadw.enabled:
             continue
-        accuracy = _training_accuracy(run)
+        accuracy = run.training_accuracy()
         belief.append(Series(curve_label(runs, run, "belief"), *run.metric("hadw/belief"), color))
         belief.append(Series(curve_label(runs, run, "accuracy"), *accuracy, color, dashed=True, smooth=True))
         for name, dashed in (("hard", False), ("easy", True)):
