@@ -96,8 +96,8 @@ def length_section(runs: Sequence[RunCurves]) -> PageSection:
             )
         )  # fmt: skip
         is_known = np.array_equal(x, low_x) and np.array_equal(x, high_x)
-        ends = {"low": low, "high": high} if is_known else {}
-        spread.append(Series(run.name, x, mean, color, **ends))
+        ends = (low, high) if is_known else (None, None)
+        spread.append(Series(run.name, x, mean, color, low=ends[0], high=ends[1]))
         right, wrong = (GOOD, BAD) if len(runs) == 1 else (color, color)
         correct = run.curve("length/correct_mean", "mean_correct")
         split.append(Series(curve_label(runs, run, "correct"), *correct, right, smooth=True))
