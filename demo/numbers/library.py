@@ -23,10 +23,12 @@ from vlm_rl.demo.numbers.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
 from vlm_rl.report.run_curves import RunCurves, holds_training
+from vlm_rl.run.best import best_of
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.run.lock import OLD_SECONDS, lease_of
 from vlm_rl.templates import TEMPLATES
 
+_FIRST = 4  # checkpoints at most that the page begins with
 _DEPTH = 3  # levels below a folder; one of `vlm-rl study` holds RULE/seed-N
 
 ResponseLengths: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
@@ -49,6 +51,13 @@ class EvaluatedCheckpoint:
     folder: Path  # of the first run
     model: str  # the start's folder, for its tokenizer
     sets: tuple[str, ...]  # the prepared sets that the run evaluates on, for images
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy that its summaries say, the mean of several runs; NaN where one does not say it."""
+        values = [result.summary.get("accuracy") for result in self.results]
+        known = [float(value) for value in values if isinstance(value, int | float)]
+        return sum(known) / len(known) if len(known) == len(values) else math.nan
 
     @property
     def counter(self) -> TokenCounter | None:
@@ -85,6 +94,7 @@ class OpenRun:
     contaminated: tuple[str, ...]
     _curves: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
     _renewed: dict[bytes, float] = field(default_factory=dict)  # the last lease, and when it was first seen
+    _best: dict[str, str] = field(default_factory=dict)  # by benchmark
     _lengths: dict[int, ResponseLengths] = field(default_factory=dict)  # by step, whose file never changes
 
     @property
@@ -107,6 +117,16 @@ class OpenRun:
             if step not in self._lengths:
                 self._lengths[step] = response_lengths(self.directory.rollouts(step, ["length", "stop_reason"]))
         return dict(sorted(self._lengths.items()))
+
+    def best(self, benchmark: str) -> str:
+        """Say which step is the best on a benchmark and how much lower the last one is; empty where that is the best.
+
+        Raises UserError, KeyError, OSError or ArrowException for an evaluation that cannot be read.
+        """
+        if benchmark not in self._best:
+            best = best_of(self.directory.evals(benchmark), dict(self.directory.checkpoints()))
+            self._best[benchmark] = best.sentence() if best is not None and best.last is not None else ""
+        return self._best[benchmark]
 
     def stamp(self) -> int:
         """Return a number that changes with every line that the run logs (nanoseconds)."""
@@ -182,21 +202,48 @@ class Library:
         return f"step {step}" if self._is_alone else f"{run} · step {step}"
 
     def labels(self, benchmark: str) -> dict[str, str]:
-        """Return the label of each checkpoint evaluated on a benchmark, by its key."""
-        return {key: checkpoint.label for key, checkpoint in self.checkpoints[benchmark].items()}
+        """Return the label of each checkpoint evaluated on a benchmark, by its key; the best of a run is named so."""
+        best = set(self.best(benchmark).values())
+        return {
+            key: f"{checkpoint.label} · best" if key in best else checkpoint.label
+            for key, checkpoint in self.checkpoints[benchmark].items()
+        }
+
+    def best(self, benchmark: str) -> dict[tuple[str, ...], str]:
+        """Return the key of the best checkpoint of each run, or pool of seeds, that has several.
+
+        It has the highest accuracy on this very benchmark, which flatters it; of equals it is the earliest.
+        """
+        by_runs: dict[tuple[str, ...], list[EvaluatedCheckpoint]] = {}
+        for checkpoint in self.checkpoints[benchmark].values():
+            if not math.isnan(checkpoint.accuracy):
+                by_runs.setdefault(checkpoint.runs, []).append(checkpoint)
+        return {
+            runs: max(several, key=lambda one: (one.accuracy, -one.step)).key
+            for runs, several in by_runs.items()
+            if len(several) > 1
+        }
 
     def first_choice(self, benchmark: str) -> tuple[str, ...]:
-        """Return the checkpoints to begin with: the first run's first, then each run's last.
+        """Return the checkpoints to begin with: the first run's first, then each run's best and last.
 
-        Of a study the pooled seeds are taken. At most four, so that the columns stay wide.
+        Of a study the pooled seeds are taken. At most four, so that the columns stay wide; where there are more, the
+        best ones are left out.
         """
-        return self._main(benchmark)[:4]
+        main, known = self._main(benchmark), self.checkpoints[benchmark]
+        chosen = [main[0]]
+        for last in main[1:]:
+            best = self.best(benchmark).get(known[last].runs, last)
+            chosen += [best, last] if known[best].step else [last]  # step 0 is the model that training began with
+        with_best = tuple(dict.fromkeys(chosen))
+        return with_best if len(with_best) <= _FIRST else main[:_FIRST]
 
     def color_order(self, benchmark: str) -> list[str]:
         """Return all checkpoints; those that people compare come first and get colours that no other wants."""
         if benchmark not in self.checkpoints:
             return []
-        return list(dict.fromkeys([*self._main(benchmark), *self.checkpoints[benchmark]]))
+        main, best = self._main(benchmark), self.best(benchmark).values()
+        return list(dict.fromkeys([*main, *best, *self.checkpoints[benchmark]]))
 
     def _main(self, benchmark: str) -> tuple[str, ...]:
         known = self.checkpoints[benchmark]

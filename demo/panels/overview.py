@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -22,7 +23,7 @@ from vlm_rl.demo.numbers.patterns import count_pattern
 from vlm_rl.demo.numbers.problem_table import pair_of
 from vlm_rl.demo.numbers.reasoning import measured_problems
 from vlm_rl.demo.panels.chart_cards import ChartCard, chart_card, color
-from vlm_rl.demo.panels.page_state import PageState
+from vlm_rl.demo.panels.page_state import UNREADABLE, PageState
 from vlm_rl.demo.panels.problem import ProblemCard, empty_panel, problem_card
 from vlm_rl.demo.web.rendering import number, render, share_text, signed
 from vlm_rl.report.charts.frame import BAD, GOOD, MUTED
@@ -86,6 +87,7 @@ def overview_html(state: PageState, *, interactive: bool = True, leads: bool | N
         "overview",
         answers=answers,
         alone=None if answers else {"label": state.labels[0], "slot": state.colors[0], "summary": state.summaries[0]},
+        best=_best_lines(state),
         figures=[
             *(_versus_card(state, pair, interactive=interactive) if pair else []),
             *_ridge_card(state),
@@ -155,6 +157,16 @@ def pay_words(tokens: Estimate, score: Estimate) -> str:
     if score.mean > 0:
         return "The extra length pays." if is_longer else "Shorter, and better."
     return "The extra length does not pay." if is_longer else "The shorter reasoning costs right answers."
+
+
+def _best_lines(state: PageState) -> list[str]:
+    """Return a sentence for each run shown whose last evaluation is not its best."""
+    lines = []
+    for name in dict.fromkeys(run for checkpoint in state.table.checkpoints for run in checkpoint.runs):
+        with suppress(*UNREADABLE, TypeError):  # an evaluation that is not shown may be damaged, or a stranger's
+            if sentence := state.library.runs[name].best(state.url.benchmark):
+                lines.append(f"{name}, {sentence}.")
+    return lines
 
 
 # -- charts ------------------------------------------------------------------------------------------

@@ -260,7 +260,11 @@ def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_mod
     (broken.path / "config.yaml").write_text("algorithm: [")
     both = Library([broken.path, run.path])
     assert [known.name for known in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
-    assert list(both.labels("toy-test").values()) == ["luspo · step 0", "luspo · step 1", "luspo · step 2"]
+    assert list(both.labels("toy-test").values()) == [
+        "luspo · step 0",
+        "luspo · step 1 · best",
+        "luspo · step 2",
+    ]
     examples = read_examples([RunDirectory(tmp_path / "none"), run])
     assert (
         len(examples) == 3 and examples[0].title.startswith("toy-test · ") and "<image>" not in examples[0].question

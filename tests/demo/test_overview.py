@@ -248,3 +248,39 @@ def test_few_values_are_points_of_a_row_of_quantiles():
     assert spec is not None
     found = [(row["series"], row["median"], "p10" in row) for row in spec["datasets"]["rows"]]
     assert found == [("few", 1.0, False), ("few", 5.0, False), ("many", 3, True)]
+
+
+def test_the_best_checkpoint_is_offered_and_named(tmp_path):
+    run = build_run(tmp_path / "run", steps=4, eval_steps=())
+    for step, right in ((0, 1), (2, 4), (3, 4), (4, 2)):
+        verdicts = [RIGHT] * right + [WRONG] * (4 - right)
+        run.write_eval("set", step, rows_of([10] * 4, verdicts), {"accuracy": right / 4})
+    library = Library([run.path])
+    assert library.best("set") == {("run",): "run@2"}  # the earliest of equals
+    assert library.first_choice("set") == ("run@0", "run@2", "run@4")
+    assert library.labels("set") == {
+        "run@0": "step 0", "run@2": "step 2 · best", "run@3": "step 3", "run@4": "step 4"
+    }  # fmt: skip
+    text = " ".join(Elements(overview_html(PageStates(library).of(UrlState()))).text.split())
+    assert "run, set: best 100.0% at step 2; the last, step 4, is 50.0 points lower" in text
+    assert "(0 won, 2 lost)" in text
+
+
+@pytest.mark.parametrize("summaries", [({}, {}), ({"accuracy": "high"}, {"accuracy": None})])
+def test_without_a_stored_accuracy_none_is_the_best(tmp_path, summaries):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    for step, summary in enumerate(summaries):
+        run.write_eval("set", step, rows_of([1], [RIGHT]), summary)
+    library = Library([run.path])
+    assert library.best("set") == {} and library.first_choice("set") == ("run@0", "run@1")
+    assert "best" not in overview_html(PageStates(library).of(UrlState()))
+
+
+def test_with_many_runs_the_last_ones_come_before_the_best(tmp_path):
+    for name in "abcd":
+        run = build_run(tmp_path / name, steps=2, eval_steps=())
+        for step, verdict in ((0, WRONG), (1, RIGHT), (2, WRONG)):
+            run.write_eval("set", step, rows_of([1], [verdict]), {"accuracy": float(verdict == RIGHT)})
+    assert Library([tmp_path]).first_choice("set") == ("a@0", "a@2", "b@2", "c@2")
+    two = Library([tmp_path / "a", tmp_path / "b"])
+    assert two.first_choice("set") == ("a@0", "a@2", "b@2")

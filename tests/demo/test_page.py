@@ -350,18 +350,18 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
     server = Served(make_server([run.path]))
     try:
-        with visit("?tab=problems", url=server.url) as opened:
+        with visit("?base=run@0&others=run@2&tab=problems", url=server.url) as opened:
             page = opened.page
             page.wait_for_selector("#problem .ckpt >> nth=1")
             (tmp_path / "run/eval/toy-test/step-000001.parquet").write_bytes(b"PAR1")
             page.get_by_label("Compare with").click()
-            page.get_by_role("option", name="step 1", exact=True).click()
+            page.get_by_role("option", name="step 1 · best").click()
             page.wait_for_selector("#problem .missing.bad:has-text('evaluate again')")
             link = page.url.removeprefix(server.url)
         said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"
         with visit(link, url=server.url, ready=said):
             pass  # the link that asks for it says so too
-        with visit("?tab=problems", url=server.url) as opened:
+        with visit("?base=run@0&others=run@2&tab=problems", url=server.url) as opened:
             opened.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
     finally:
         server.stop()
