@@ -32,6 +32,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
+from vlm_rl.evaluation.command import _stopping
 from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
@@ -300,6 +301,22 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
     prepared = [replace(PROBLEMS[0], meta={"tests": "some"}), PROBLEMS[1]]
     changed = [replace(prepared[0], meta={**prepared[0].meta, **known}), PROBLEMS[1]]
     assert data_digest(prepared) == data_digest(prepared[::-1]) != data_digest(changed)
+
+
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        (2, "stopped by Ctrl-C; 2 answered of 6 problems are kept in {}/eval: the same command continues with the"),
+        (0, "stopped by Ctrl-C; none of 6 problems was answered yet: the same command begins anew"),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, said) -> None:
+    records = run_evaluation(sampler, builder, grader, samples=1).records
+    with pytest.raises(KeyboardInterrupt), _stopping(tmp_path, 6):
+        with Journal.open(tmp_path / "eval/.set-000000-0.jsonl", {"seed": 0}) as journal:
+            journal.add([[record] for record in records[:answered]])
+        raise KeyboardInterrupt
+    assert said.format(tmp_path) in capsys.readouterr().out
 
 
 def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Grader, tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.devices import model_dtype
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, share
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, rank, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import refuse_another_model, refuse_existing, results_folder
+from vlm_rl.evaluation.results_folder import num_answered, refuse_another_model, refuse_existing, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
     answer_settings,
@@ -115,7 +115,12 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     from_main(lambda: verify_model(options.model))
     from_main(lambda: check_weights(options.model))
     folder = results_folder(_configuration(options), contaminated=origin.contaminated)
-    with folder as results, Grader() as grader, ExitStack() as opened, _stopping_on_sigterm():
+    with (
+        folder as results,
+        Grader() as grader,
+        ExitStack() as opened,
+        _stopping(options.out, sum(len(item.problems) for item in sets)),
+    ):
         judgings = {
             item.name: Judging(
                 grader, item.how.mode, judge_model, _open_accuracy(item, options, origin, builder, opened)
@@ -346,8 +351,13 @@ def _unanswered(
 
 
 @contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """End with errors.EXIT_STOPPED on SIGTERM, with everything closed; finished problems are in the journal."""
+def _stopping(out: Path, num_problems: int) -> Iterator[None]:
+    """End on SIGTERM with errors.EXIT_STOPPED, with everything closed, and say on Ctrl-C too what is kept.
+
+    Args:
+        out: the results folder, whose journals hold the finished problems.
+        num_problems: of all sets.
+    """
 
     def stop(*_: object) -> None:
         print("stopped by SIGTERM; the same command continues where it was", flush=True)
@@ -356,8 +366,22 @@ def _stopping_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        if rank() == 0:
+            print(_kept_text(out, num_problems), flush=True)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _kept_text(out: Path, num_problems: int) -> str:
+    kept = num_answered(out)
+    if not kept:
+        return f"stopped by Ctrl-C; none of {num_problems:,} problems was answered yet: the same command begins anew"
+    return (
+        f"stopped by Ctrl-C; {kept:,} answered of {num_problems:,} problems are kept in {out / 'eval'}: the same "
+        "command continues with the others"
+    )
 
 
 def _configuration(options: argparse.Namespace) -> Config:

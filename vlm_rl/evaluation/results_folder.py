@@ -85,11 +85,11 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         try:
             yield results
         except BaseException:
-            if rank() == 0 and is_new and not results.evals() and not _has_answers(results.path):
+            if rank() == 0 and is_new and not results.evals() and not num_answered(results.path):
                 shutil.rmtree(results.path)
             raise
 
 
-def _has_answers(out: Path) -> bool:
-    """Say whether a journal there holds a problem after its first line, so that the same command can resume."""
-    return any(path.read_bytes().count(b"\n") > 1 for path in (out / "eval").glob(".*.jsonl"))
+def num_answered(out: Path) -> int:
+    """Return how many problems the journals there hold, each a line after the first: the same command keeps them."""
+    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in (out / "eval").glob(".*.jsonl"))
