@@ -43,6 +43,11 @@ class Template:
     has_answer: bool | None = False  # the box is inside <answer> </answer>; None: either way
     has_program: bool = False  # the answer is a program in a fenced block, and not in a box
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags that a response needs."""
+        return _TAGS if self.has_answer else _TAGS[:2] if self.has_reasoning else ()
+
     def wrap(self, reasoning: str, answer: str) -> str:
         r"""Return a perfect response, prefill included; `answer` is the text inside \boxed{}.
 

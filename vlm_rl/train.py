@@ -45,6 +45,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     """
     with Run(config, resume=resume) as run, Session(config, run) as session, run.checkpoints:
         session.sync_weights()
+        session.settle_tags()
         session.stop_if_asked(session.state())
         evaluate_if_due(session)
         while session.step < config.train.steps:

@@ -95,7 +95,9 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     from vlm_rl.model_files.model_folder import check_model_folder, context_of
     from vlm_rl.model_files.weights import check_weights
     from vlm_rl.run.checkpoint import verify_model
+    from vlm_rl.run.manifest import MANIFEST
     from vlm_rl.samplers.factory import check_loaded, make_sampler
+    from vlm_rl.samplers.tags import settle_tags
     from vlm_rl.templates import TEMPLATES
 
     disable_progress_bar()
@@ -108,17 +110,20 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
         min_pixels=checkpoint.min_pixels,
         max_pixels=checkpoint.max_pixels,
     )
-    device = default_device()
+    if (checkpoint.path / MANIFEST).is_file():
+        builder.spell_tags_as(checkpoint.path)
+    device, context = default_device(), min(context_of(builder.config), _MAX_PROMPT_TOKENS + max_tokens)
     sampler = make_sampler(
         engine,
         model_path=str(checkpoint.path),
         builder=builder,
-        max_model_len=min(context_of(builder.config), _MAX_PROMPT_TOKENS + max_tokens),
+        max_model_len=context,
         batch_size=1,
         dtype=model_dtype(device),
         vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
     )
     check_loaded(sampler, str(checkpoint.path))
+    settle_tags(builder, sampler, context=context, seed=0)
     return LoadedModel(builder, sampler)
 
 

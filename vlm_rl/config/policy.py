@@ -119,5 +119,10 @@ class DataConfig(ConfigSection):
     template: Literal["think_answer", "think_box", "think_code", "plain"] = "think_answer"
     """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, a program in a fenced
     block after tags, or neither."""
+    tags: Literal["auto", "token", "plain"] = "auto"
+    """How tags such as <think> enter prompts where the tokenizer has a token for each. token: as that token. plain:
+    as text, for models that were never trained on these tokens, such as Qwen3-VL-Instruct. auto: plain where their
+    embeddings are too short to be trained, or where, before step 1, answers begin with <think> in this spelling
+    alone. Rewards read both. A checkpoint's tokenizer keeps the spelling."""
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""

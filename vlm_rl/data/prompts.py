@@ -14,10 +14,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import declared_eos_ids, open_config, open_tokenizer
+from vlm_rl.model_files.tag_spelling import are_untrained, is_spelled_plainly, single_tokens, spell_plainly
 from vlm_rl.templates import THINK, Template
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
 
@@ -52,6 +53,9 @@ class PromptBuilder:
         pad_id: the id to pad with.
         image_token_id: the placeholder of an image, None for a text-only model.
         banned_ids: control tokens that no response may contain; sampler and learner set them to minus infinity.
+        tags_note: a line where tags are spelled as plain text, else "".
+        tags_are_doubtful: whether the model has tokens for the tags, and only its answers can tell whether it
+            knows them (vlm_rl.samplers.tags).
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class PromptBuilder:
         template: Template,
         min_pixels: int = 3136,
         max_pixels: int = 1_003_520,
+        tags: Literal["auto", "token", "plain"] = "auto",
     ) -> None:
         """Open the model's tokenizer and processor. Raises UserError if the folder does not hold a usable model.
 
@@ -68,6 +73,7 @@ class PromptBuilder:
             model_path: a model folder.
             template: the prompt template.
             min_pixels, max_pixels: the range of an image's pixels.
+            tags: data.tags.
         """
         self.model_path = str(model_path)
         self.template = template
@@ -78,6 +84,9 @@ class PromptBuilder:
         self.is_vision = self.family is not None
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
         self._check_vocabulary()
+        self.tags_note, self.tags_are_doubtful = "", False
+        if tags == "plain":
+            self.spell_tags_plainly("data.tags is plain")
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
         self.takes_videos = self.family is not None and self.family.takes_videos(self.config)
         self.max_videos = 0
@@ -92,6 +101,49 @@ class PromptBuilder:
         pad = self.tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.banned_ids = self._find_banned()
+        if tags == "auto":
+            self._look_at_tags()
+
+    def spell_tags_plainly(self, reason: str) -> None:
+        """Encode the template's tags as plain text from now on, where they are single tokens.
+
+        Raises UserError for a tokenizer that cannot.
+        """
+        if tokens := single_tokens(self.tokenizer, self.template.tags):
+            spell_plainly(self.tokenizer, tokens)
+            self.tags_note = f"tags: {', '.join(tokens)} are spelled as text, not as one token each: {reason}"
+        self._encoder = UntrustedTextEncoder(self.tokenizer)
+        self.tags_are_doubtful = False
+
+    def plainly_spelled(self) -> PromptBuilder | None:
+        """Return a builder that spells the tags as plain text; None where the tokenizer cannot."""
+        other = copy(self)
+        other.tokenizer = deepcopy(self.tokenizer)
+        try:
+            other.spell_tags_plainly("")
+        except UserError:
+            return None
+        return other
+
+    def spell_tags_as(self, folder: Path) -> None:
+        """Spell the tags as the tokenizer of a checkpoint does."""
+        if any(is_spelled_plainly(folder, tag) for tag in self.template.tags):
+            self.spell_tags_plainly(f"as in {folder}")
+        self.tags_are_doubtful = False
+
+    def _look_at_tags(self) -> None:
+        """Spell the tags plainly where they are tokens that were clearly never trained, or leave it in doubt.
+
+        A chat template that writes a tag itself is of a model that knows it.
+        """
+        tokens = single_tokens(self.tokenizer, self.template.tags)
+        renderer = self.processor if self.is_vision else self.tokenizer
+        if not tokens or not {*tokens.values()}.isdisjoint(self._encoder.control_tokens.values()):
+            return
+        if THINK not in str(renderer.chat_template) and are_untrained(self.model_path, tokens):
+            self.spell_tags_plainly("the model's embeddings of these tokens were never trained")
+        else:
+            self.tags_are_doubtful = THINK not in self.prefill
 
     def with_template(self, template: Template) -> PromptBuilder:
         """Return a builder with a different template, which shares everything else with this one."""
@@ -219,7 +271,7 @@ class PromptBuilder:
         if control := [token for token in self._encoder.control_tokens if token in perfect]:
             raise UserError(
                 f"{where}: {control} are control tokens of this model, which are neither sampled nor shown; "
-                "use a different template, or a tokenizer where they are ordinary tokens"
+                "set data.tags=plain, which spells them as plain text, or use a different template"
             )
         ids = self.encode_response(perfect)
         graded = self.build(problem).prefill + self.decode(ids)

@@ -136,16 +136,20 @@ def chat_template(model: ModelUnderTest) -> Check:
     """Send a perfect answer through the chat template under each value of data.template."""
     model.builder  # noqa: B018 (what is off in the tokenizer is that check's answer)
     refused: dict[str, str] = {}
+    notes: dict[str, None] = {}
     for name, template in TEMPLATES.items():
         try:
-            PromptBuilder(model.path, template=template).check_template()
+            builder = PromptBuilder(model.path, template=template)
+            builder.check_template()
+            notes |= {builder.tags_note: None} if builder.tags_note else {}
         except UserError as error:
             refused[name] = str(error)
     usable = ", ".join(name for name in TEMPLATES if name not in refused)
     if not usable:
         raise UserError(next(iter(refused.values())))
     names = f"data.template can be {usable}"
-    return Check("chat template", "ok", "; ".join([names, *(f"not {name}: {why}" for name, why in refused.items())]))
+    refusals = [f"not {name}: {why}" for name, why in refused.items()]
+    return Check("chat template", "ok", "; ".join([names, *refusals, *notes]))
 
 
 def weights(model: ModelUnderTest) -> Check:

@@ -54,6 +54,7 @@ from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import check_loaded, make_sampler
+from vlm_rl.samplers.tags import settle_tags
 from vlm_rl.types import Problem
 
 
@@ -95,10 +96,13 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     judge_model = _judge_model(options, sets)
     builder = PromptBuilder(
         options.model,
-        template=sets[0].how.template,
+        template=next((item.how.template for item in sets if item.how.template.tags), sets[0].how.template),
         min_pixels=min(eval_set.min_pixels for eval_set in sets),
         max_pixels=max(eval_set.max_pixels for eval_set in sets),
+        tags="auto" if origin.run is None else origin.run.data.tags,
     )
+    if origin.run is not None:
+        builder.spell_tags_as(options.model)
     for eval_set in sets:
         builder.with_template(eval_set.how.template).check_template()
     check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
@@ -140,6 +144,9 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         )
         with closing(sampler):
             check_loaded(sampler, str(options.model))
+            settle_tags(builder, sampler, context=context, seed=options.seed)
+            if builder.tags_note:
+                make_console().print(builder.tags_note, soft_wrap=True)
             asked = {item.name: _asking(item, options, origin, builder, sampler) for item in sets}
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
             for eval_set, settings in _unanswered(results, sets, settings_of, origin):

@@ -41,6 +41,7 @@ def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
         template=TEMPLATES[config.template],
         min_pixels=config.min_pixels,
         max_pixels=config.max_pixels,
+        tags=config.tags,
     )
     builder.check_template()
     check_patch_size([*config.train, *config.eval], builder.patch_size)

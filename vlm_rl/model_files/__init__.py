@@ -6,8 +6,18 @@ hub_models         models by their name on the hub
 adapters           LoRA adapters on disk, and how they are merged
 checkpoint_layout  a model's parameters as its published checkpoints have them
 finite_weights     NaN and infinity in a file of weights
+tag_spelling       tags that are single tokens: were they trained, and how to spell them as plain text
 routers            the routers of a mixture of experts, and a record of what they choose
 """
 
-__all__ = ["adapters", "checkpoint_layout", "finite_weights", "hub_models", "model_folder", "routers", "weights"]
+__all__ = [
+    "adapters",
+    "checkpoint_layout",
+    "finite_weights",
+    "hub_models",
+    "model_folder",
+    "routers",
+    "tag_spelling",
+    "weights",
+]
 _USES = []

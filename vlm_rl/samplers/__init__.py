@@ -3,6 +3,7 @@
     base          what a sampler promises (Sampler, SamplingParams); loads no torch
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
+    tags          whether a model can write the tags of its prompts, and how they are spelled
     missing_vllm  what to do where vLLM is asked for and missing; loads nothing
     vllm          the engine in this process, and what runs inside a server (a folder with a door of its own)
     remote        servers of vLLM: start one, sample from several (a folder with a door of its own)
@@ -11,5 +12,5 @@ Private to this room: the engine of transformers, distribution, from which it sa
 that are sampled in several calls).
 """
 
-__all__ = ["base", "factory", "fingerprint", "missing_vllm", "remote", "vllm"]
+__all__ = ["base", "factory", "fingerprint", "missing_vllm", "remote", "tags", "vllm"]
 _USES = ["data", "model_files"]

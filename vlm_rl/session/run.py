@@ -158,9 +158,11 @@ class Run:
         config, path = self._config, self.model_path
         builder = make_prompt_builder(config.data, path)
         builder.allow_videos(problems)
-        if (begins := self._checkpoint or self._start) is not None and config.model.lora is not None:
+        if (begins := self._checkpoint or self._start) is not None:
             folder, _ = begins
-            from_main(lambda: check_base_weights(folder, path))
+            builder.spell_tags_as(folder)
+            if config.model.lora is not None:
+                from_main(lambda: check_base_weights(folder, path))
         check_architecture(builder.config, path=path, rows=config.model.rows)
         check_parts(builder.config, config.model, lr_by_part=config.train.lr_by_part)
         return builder

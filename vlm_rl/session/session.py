@@ -36,6 +36,7 @@ from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.terminal import Stages
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.samplers.tags import settle_tags
 from vlm_rl.samplers.vllm.options import check_media_limits
 from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.session.recomputation import settled
@@ -90,6 +91,8 @@ class Session:
         self.recorder = Recorder(run, config)
         for line in stages.lines:
             self.recorder.log_line(line)
+        if self.builder.tags_note:
+            self.recorder.note(self.builder.tags_note)
         run.keep_checkpoints(self.learner, self.builder, self.recorder.save_lines(), best_step=self._best_step)
         run.listen(self.recorder.note)
         self.grader.start()
@@ -314,6 +317,16 @@ class Session:
             self.weights = self._sync()
         except ServersGoneError as error:
             self.ask_to_stop(error)
+
+    def settle_tags(self) -> None:
+        """Spell the template's tags as the model knows them, by what it answers; a checkpoint has settled that."""
+        try:
+            line = settle_tags(self.builder, self.sampler, context=self.config.context_tokens, seed=self.config.seed)
+        except ServersGoneError as error:
+            self.ask_to_stop(error)
+        else:
+            if line:
+                self.recorder.note(line)
 
     @property
     def other_setting(self) -> str:

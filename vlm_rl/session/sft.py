@@ -102,6 +102,8 @@ class SupervisedTraining:
 
     def _open_builder(self, problems: list[Problem]) -> PromptBuilder:
         builder, data = self.run.open_builder(problems), self.config.data
+        if builder.tags_note:
+            self.say(builder.tags_note)
         check_context(
             builder.config,
             prompt_tokens=data.max_prompt_tokens,
