@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from tests.helpers.families import TILED_FAMILIES
+from tests.helpers.families import GLM_FAMILIES, TILED_FAMILIES
 from tests.helpers.images import noise_png
 from tests.helpers.tiled_families import SIDE
 from vlm_rl.data.images import decode_image
@@ -47,6 +47,31 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     expected = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
     torch.testing.assert_close(prompt.vision["pixel_values"], expected["pixel_values"].flatten(0, -4))
+
+
+@pytest.mark.parametrize("template", ["plain", "think_answer"])
+@pytest.mark.parametrize("model_type", GLM_FAMILIES)
+def test_a_glm_prompt_is_what_its_processor_makes_of_fitted_images(
+    model_type: str, template: str, family_model: Callable[[str], Path]
+) -> None:
+    """Its chat template takes a system's message as a string alone, and ends a turn with the next one's token."""
+    folder, own = family_model(model_type), TEMPLATES[template]
+    processor = AutoProcessor.from_pretrained(folder)
+    pictures = [noise_png(width, height, n) for n, (width, height) in enumerate(SHAPES)]
+    builder = PromptBuilder(folder, template=own, max_pixels=MANY)
+    builder.check_template()
+    assert builder.tokenizer.convert_ids_to_tokens(builder.eos_ids[0]) == "<|user|>"
+    prompt = builder.build(problem_with(pictures))
+    system = [{"role": "system", "content": own.system}]
+    content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "How many dots?"}]
+    text = processor.apply_chat_template([*system, {"role": "user", "content": content}], add_generation_prompt=True)
+    bounds = builder.engine_options["mm_processor_kwargs"]  # those that vLLM gets
+    expected = processor(
+        text=[text], images=[*prompt.images], return_tensors="pt", add_special_tokens=False, **bounds
+    )
+    assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
+    assert prompt.vision["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist()
+    torch.testing.assert_close(prompt.vision["pixel_values"], expected["pixel_values"])
 
 
 @pytest.mark.parametrize("model_type", TILED_FAMILIES)

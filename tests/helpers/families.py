@@ -18,11 +18,13 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from tests.helpers.glm_families import glm_config, glm_processor
 from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
+GLM_FAMILIES = [name for name in VISION_FAMILIES if name.startswith("glm")]
 TILED_FAMILIES = ["idefics3", "internvl"]
 
 # A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
@@ -125,6 +127,8 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
 
 
 def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer: Any) -> Any:
+    if model_type in GLM_FAMILIES:
+        return AutoConfig.for_model(model_type, **glm_config(text, tokenizer))
     if model_type in TILED_FAMILIES:
         return AutoConfig.for_model(model_type, **tiled_config(model_type, text, tokenizer))
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -142,6 +146,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
 
 
 def _processor(model_type: str, tokenizer_of: Path) -> Any:
+    if model_type in GLM_FAMILIES:
+        return glm_processor(model_type, tokenizer_of)
     if model_type in TILED_FAMILIES:
         return tiled_processor(model_type, tokenizer_of)
     known = AutoProcessor.from_pretrained(tokenizer_of)

@@ -21,6 +21,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
 from vlm_rl.types import Group, Problem, Prompt, Rollout
 
+# What is around an image's placeholder in families that number positions by it.
+BETWEEN = {
+    "<|image_pad|>": "<|vision_start|><|image_pad|><|vision_end|>",
+    "<|image|>": "<|begin_of_image|><|image|><|end_of_image|>",
+}
+
 
 @dataclass(frozen=True)
 class WeighedGroup:
@@ -85,13 +91,12 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
         ids = np.array(_tokenizer(model)(text)["input_ids"], dtype=np.int32)
         return Prompt(text, text=text, prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
     processor = _processor(model)
-    is_qwen = processor.image_token == "<|image_pad|>"
-    image = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else processor.image_token
+    image = BETWEEN.get(processor.image_token, processor.image_token)
     rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
     vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw") if key in encoded}
-    if vision and not is_qwen:
+    if vision and "image_grid_thw" not in vision:
         vision = {"pixel_values": vision["pixel_values"].flatten(0, -4)}  # Idefics3's are of one sequence
     return Prompt(
         problem_id=text,

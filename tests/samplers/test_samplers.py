@@ -28,7 +28,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
-from vlm_rl.samplers.factory import check_loaded, make_sampler
+from vlm_rl.samplers.factory import _UNKNOWN_TO_VLLM, check_loaded, make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm.engine import _request
@@ -708,6 +708,17 @@ def test_linear_attention_is_refused_with_vllm_on_a_cpu(
     sampler.close()
 
 
+@pytest.mark.parametrize("model_type", _UNKNOWN_TO_VLLM)
+def test_a_type_that_vllm_has_no_class_for_is_refused_with_it(
+    model_type: str, family_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlm_rl.samplers.factory._vllm_problem", lambda: None)
+    path = family_model(model_type)
+    builder = PromptBuilder(path, template=TEMPLATES["plain"])
+    with pytest.raises(UserError, match=f"no class of its own for models of type '{model_type}'; use the transf"):
+        start("vllm", path, builder)
+
+
 def test_weights_that_a_loader_took_from_elsewhere_are_found(
     sharp_model: Path, builder: PromptBuilder, tmp_path: Path
 ) -> None:
@@ -726,7 +737,9 @@ def test_weights_that_a_loader_took_from_elsewhere_are_found(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if name not in LINEAR_ATTENTION])
+@pytest.mark.parametrize(
+    "model_type", [name for name in SUPPORTED if name not in (*LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
+)
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
     pytest.importorskip("vllm")
     check_family("vllm", model_type, family_model)

@@ -40,6 +40,7 @@ def seen(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 VISION_RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # type -> what it sees, and settings of its model
     "qwen3_vl": ("videos", {"freeze": ["tower", "merger"], "gradient_checkpointing": True}),
+    "glm4v": ("images", {}),
     "idefics3": ("images", {}),
     "internvl": ("images", {}),
 }
@@ -82,7 +83,7 @@ def test_a_run_of_a_vision_model(
     } - frozen
 
     out = toys.folder / f"eval-{model_type}"
-    engine = "vllm" if model_type in TILED_FAMILIES and find_spec("vllm") else "transformers"
+    engine = "vllm" if model_type in ("glm4v", *TILED_FAMILIES) and find_spec("vllm") else "transformers"
     words = ["eval", "--model", checkpoint, "--data", data, "--out", out, "--sampler", engine]
     scored = toys.runner(*words, "--max-tokens", "8", "--max-prompt-tokens", "300")
     assert scored.code == 0, scored.output[-2000:]

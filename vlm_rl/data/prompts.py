@@ -94,6 +94,7 @@ class PromptBuilder:
         self._encoder = UntrustedTextEncoder(self.tokenizer)
         if self.family is not None:
             self.family.check_limits(**self._image_options)
+        self._reads_strings = self._wants_strings()
         generation_tail, turn_tail = self._probe_chat_template()
         self._generation_tail = generation_tail
         self.prefill = generation_tail + template.prefill
@@ -329,8 +330,11 @@ class PromptBuilder:
     def _system(self, of_row: str = "") -> list[dict[str, Any]]:
         """Return the system's message, the template's text first; none where neither says anything."""
         text = "\n\n".join(filter(None, [self.template.system, of_row]))
-        content = [{"type": "text", "text": text}] if self.is_vision else text  # Idefics3 drops a plain string
-        return [{"role": "system", "content": content}] if text else []
+        return [{"role": "system", "content": self._as_content(text)}] if text else []
+
+    def _as_content(self, text: str) -> Any:
+        """Return the text of a system's or an assistant's message as the chat template reads it."""
+        return text if self._reads_strings else [{"type": "text", "text": text}]
 
     def _user(self, texts: Sequence[str], markers: Sequence[str]) -> dict[str, Any]:
         """Return the user's message: text, image or video, text, ..., text. A text-only model gets a plain string.
@@ -368,17 +372,35 @@ class PromptBuilder:
         return np.array(expanded, dtype=np.int32)
 
     def _probe_chat_template(self) -> tuple[str, str]:
-        """Return the chat template's text at a response's start ("" or from <think> on), and after its end."""
+        """Return the chat template's text at a response's start ("" or from <think> on), and after its end.
+
+        GLM ends a turn with the token that begins the next one, which its configuration declares as an end.
+        """
         question, answer = "[[question]]", "[[answer]]"
-        user = [*self._system(), self._user([question], [])]
-        content = [{"type": "text", "text": answer}] if self.is_vision else answer
-        tail = self._render(user).rpartition(question)[2]
-        turn = [*user, {"role": "assistant", "content": content}]
+        user = self._user([question], [])
+        tail = self._render([*self._system(), user]).rpartition(question)[2]
+        turn = [*self._system(), user, {"role": "assistant", "content": self._as_content(answer)}]
         _, shown, after = self._render(turn, generation=False).rpartition(answer)
         if not shown:
             raise UserError(f"{self.model_path}: the chat template does not show the assistant's answer")
+        if not after.strip():
+            following = self._render([*turn, user], generation=False).rpartition(answer)[2].lstrip()
+            first = self.tokenizer.encode(following, add_special_tokens=False)[:1]
+            if {*first} & {*declared_eos_ids(self.model_path, self.config, self.tokenizer)}:
+                after = following.partition(question)[0]
         start = tail.find(THINK)
         return tail[start:] if start >= 0 else "", after
+
+    def _wants_strings(self) -> bool:
+        """Tell whether the chat template prints a message's list of parts as Python writes it, as GLM's does.
+
+        Idefics3's drops a string instead.
+        """
+        if not self.is_vision:
+            return True
+        said = [{"type": "text", "text": "[[said]]"}]
+        turn = [self._user(["[[question]]"], []), {"role": "assistant", "content": said}]
+        return str(said) in self._render(turn, generation=False)
 
     def _find_eos(self, turn_tail: str) -> tuple[int, ...]:
         """Return all ids that end a response; the one that the chat template ends a turn with comes first."""

@@ -42,6 +42,7 @@ class Family:
 _TEXT = Family()
 _PADDED_TEXT = Family(padded=True)
 _QWEN3_5 = Family("model.visual.", ("model.visual.merger.",), padded=True)  # linear attention
+_GLM_VL = Family("model.visual.", ("model.visual.downsample.", "model.visual.merger."))
 _QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
 _QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
 
@@ -50,6 +51,8 @@ PADDED_COST = "which computes the prompt again for each of its responses"
 SUPPORTED = {
     "gemma2": _PADDED_TEXT,  # soft caps
     "gemma3_text": _TEXT,
+    "glm46v": _GLM_VL,
+    "glm4v": _GLM_VL,
     "idefics3": Family("model.vision_model.", ("model.connector.",)),
     "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
@@ -99,7 +102,8 @@ def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -
             f"read a packed row differently: use one of {', '.join(SUPPORTED)}{remedy}"
         )
     text_type = config.get_text_config().model_type
-    if is_vision and text_type not in SUPPORTED and not text_type.startswith(config.model_type):
+    is_known = text_type in SUPPORTED or text_type.removesuffix("_text") in SUPPORTED
+    if is_vision and not is_known and not text_type.startswith(config.model_type):
         raise UserError(
             f"model.path {path}: the learner does not support models of type {config.model_type!r} whose language "
             f"model is of type {text_type!r}, whose layers may read a packed row differently: use one with a "

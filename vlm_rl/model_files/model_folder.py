@@ -264,11 +264,13 @@ def open_config(model_path: str) -> Any:
 
 
 def vision_family(config: Any) -> str | None:
-    """Return how a configuration's images are encoded: "qwen" or a tiled family; None for a text or unknown model."""
+    """Return how a configuration's images are encoded, a key of data/vision; None for a text or unknown model."""
     vision = getattr(config, "vision_config", None)
     if vision is not None and config.model_type in TILED_FAMILIES:
         return config.model_type
-    return "qwen" if hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size") else None
+    if not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
+        return None
+    return "glm" if config.model_type.startswith("glm") else "qwen"
 
 
 def own_attention(config: Any) -> str:

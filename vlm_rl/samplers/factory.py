@@ -121,6 +121,9 @@ def check_loaded(sampler: Sampler, folder: str) -> None:
         )
 
 
+_UNKNOWN_TO_VLLM = ("glm46v",)  # it would run transformers' own, whose weights it names differently
+
+
 def vllm_version() -> str:
     """Return the version of the installed vLLM, whichever package brought it."""
     from vlm_rl.samplers.vllm.engine import import_vllm
@@ -133,6 +136,8 @@ def _unsupported(builder: PromptBuilder) -> str | None:
     layers = getattr(builder.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" in layers and not has_gpu():
         return "on a CPU vLLM computes layers of linear attention in bfloat16 alone, and packs their weights"
+    if builder.config.model_type in _UNKNOWN_TO_VLLM:
+        return f"vLLM has no class of its own for models of type {builder.config.model_type!r}"
     return None
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vlm_rl.data.vision.idefics3 import Idefics3
 from vlm_rl.data.vision.internvl import InternVL
-from vlm_rl.data.vision.qwen import QwenVL, video_metadata
+from vlm_rl.data.vision.qwen import GlmVL, QwenVL, video_metadata
 from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.model_files.model_folder import vision_family
 from vlm_rl.types import Video
@@ -109,7 +109,12 @@ class VisionFamily(Protocol):
         ...
 
 
-_FAMILIES: dict[str, VisionFamily] = {"qwen": QwenVL(), "idefics3": Idefics3(), "internvl": InternVL()}
+_FAMILIES: dict[str, VisionFamily] = {
+    "glm": GlmVL(),
+    "idefics3": Idefics3(),
+    "internvl": InternVL(),
+    "qwen": QwenVL(),
+}
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
-"""Images and videos in Qwen's vision-language models: on a grid of patches, with one placeholder a merged token.
+"""Images and videos in Qwen's vision-language models, and images in GLM-4.xV: on a grid of patches.
+
+There is one placeholder for each merged token.
 
 A patch of a video spans two frames. Qwen2.5-VL gives it a position by its time, from one rate for the whole video.
 Qwen3-VL writes the time in front of each pair of frames.
@@ -28,6 +30,10 @@ class QwenVL:
     has_mrope = True
     first_layer = "patch_embed"
 
+    def size(self, processor: Any, min_pixels: int, max_pixels: int) -> dict[str, int]:
+        """Return the image processor's bounds, which leave fitted images as they are."""
+        return {"shortest_edge": min_pixels, "longest_edge": max_pixels}
+
     def takes_videos(self, config: Any) -> bool:
         return config.model_type in _WITH_VIDEOS
 
@@ -44,7 +50,8 @@ class QwenVL:
         self, fitted: Sequence[Image.Image | Video], *, processor: Any, min_pixels: int, max_pixels: int
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
         images = [item for item in fitted if not isinstance(item, Video)]
-        vision, of_images = _encode_images(images, processor, _size(min_pixels, max_pixels)) if images else ({}, [])
+        size = self.size(processor, min_pixels, max_pixels)
+        vision, of_images = _encode_images(images, processor, size) if images else ({}, [])
         videos = [_encode_video(item, processor) for item in fitted if isinstance(item, Video)]
         for key in videos[0][0] if videos else ():
             vision[key] = torch.cat([encoded[key] for encoded, _ in videos])
@@ -52,7 +59,7 @@ class QwenVL:
         return vision, [next(rest[isinstance(item, Video)]) for item in fitted]
 
     def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
-        settings: dict[str, Any] = {"size": _size(min_pixels, max_pixels)}
+        settings: dict[str, Any] = {"size": self.size(processor, min_pixels, max_pixels)}
         if max_videos:
             settings["videos_kwargs"] = _AS_GIVEN
         return {"mm_processor_kwargs": settings, "limit_mm_per_prompt": {"video": max_videos}}
@@ -97,6 +104,14 @@ class QwenVL:
             patches=max_pixels // vision.patch_size**2,
             patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
         )
+
+
+class GlmVL(QwenVL):
+    """GLM-4.xV, whose processor counts the pixels of both copies of an image that a patch spans."""
+
+    def size(self, processor: Any, min_pixels: int, max_pixels: int) -> dict[str, int]:
+        frames = processor.image_processor.temporal_patch_size
+        return {"shortest_edge": frames * min_pixels, "longest_edge": frames * max_pixels}
 
 
 def video_metadata(video: Video) -> dict[str, Any]:
@@ -155,7 +170,3 @@ def _output(features: Sequence[Tensor]) -> Any:
 def _factor(processor: Any) -> int:
     """Return the pixels of a merged visual token's side."""
     return processor.image_processor.patch_size * processor.image_processor.merge_size
-
-
-def _size(min_pixels: int, max_pixels: int) -> dict[str, int]:
-    return {"shortest_edge": min_pixels, "longest_edge": max_pixels}

@@ -28,10 +28,18 @@ def install(model: nn.Module) -> list[str]:
         if hasattr(module, "variance_epsilon") and type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(_rms_norm, module)
             kinds.add("RMSNorm")
-        elif isinstance(getattr(module, "act_fn", None), SiLUActivation) and hasattr(module, "gate_proj"):
+        elif is_gated_mlp(module):
             module.forward = partial(_gated_mlp, module)
             kinds.add("SiLU-gated MLP")
     return sorted(kinds)
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """Tell whether a module is down(silu(gate(x)) up(x)) and nothing else; GLM's merger begins with more layers."""
+    parts = dict(module.named_children())
+    return parts.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"} and isinstance(
+        parts["act_fn"], SiLUActivation
+    )
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
 
 from vlm_rl.errors import UserError
+from vlm_rl.learner.attention.lean_layers import is_gated_mlp
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels run on a CPU: how these are tested
 _ROTATE = "apply_rotary_pos_emb"  # what the rotation is called in transformers' models
@@ -47,7 +47,7 @@ def install(model: nn.Module, *, on_gpu: bool) -> list[str]:
                 )
             module.forward = partial(_norm, ops.LigerRMSNormFunction, module)
             kinds.add("RMSNorm")
-        elif isinstance(getattr(module, "act_fn", None), SiLUActivation) and hasattr(module, "gate_proj"):
+        elif is_gated_mlp(module):
             module.forward = partial(_gated_mlp, ops.LigerSiLUMulFunction, module)
             kinds.add("SiLU-gated MLP")
         elif (rotate := kind.forward.__globals__.get(_ROTATE)) and _ROTATE in kind.forward.__code__.co_names:

@@ -27,7 +27,9 @@ def install(model: Any, setting: LayerPatches, *, on_gpu: bool) -> list[str]:
 
     Raises UserError where the setting is liger and its kernels cannot compute the model.
     """
-    patched, tower = is_patched(setting, on_gpu=on_gpu), getattr(model.base_model, "visual", None)  # only Qwen's
+    patched, tower = is_patched(setting, on_gpu=on_gpu), getattr(model.base_model, "visual", None)
+    if not model.config.model_type.startswith("qwen"):  # GLM's has the same name and other layers
+        tower = None
     if setting == "liger":
         replaced = liger_layers.install(model, on_gpu=on_gpu)
     else:
