@@ -45,7 +45,36 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         advantages_PG=np.stack([group.advantages_G for group in groups]),
         is_correct_PG=np.array([[reward.grade.correct for reward in group.rewards] for group in groups]),
     )
-    return metrics | _completion_metrics(groups, lengths_PG) | lengths
+    return metrics | _completion_metrics(groups, lengths_PG) | lengths | episode_metrics(groups)
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return turns, observed tokens and images, calls and errors, as means over the responses; {} without episodes.
+
+    Lengths elsewhere are sampled tokens alone.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not any(rollout.turns for rollout in rollouts):
+        return {}
+    correct = [reward.grade.correct for group in groups for reward in group.rewards]
+    seen = [[turn.observation for turn in r.turns if turn.observation is not None] for r in rollouts]
+    called = [any(observation.tool for observation in of_one) for of_one in seen]
+    return {
+        "episode/turns": float(np.mean([len(rollout.turns) for rollout in rollouts])),
+        "episode/observed_tokens": float(np.mean([rollout.num_observed for rollout in rollouts])),
+        "episode/images": float(np.mean([sum(len(o.images) for o in of_one) for of_one in seen])),
+        "episode/calls": float(np.mean([sum(bool(o.tool) for o in of_one) for of_one in seen])),
+        "episode/errors": float(np.mean([sum(bool(o.error) for o in of_one) for of_one in seen])),
+        "episode/called_rate": float(np.mean(called)),
+        "episode/accuracy_called": _mean(np.array([c for c, k in zip(correct, called, strict=True) if k], float)),
+        "episode/accuracy_not_called": _mean(
+            np.array([c for c, k in zip(correct, called, strict=True) if not k], float)
+        ),
+        **{
+            f"episode/ended_{ending}": float(np.mean([rollout.turns[-1].ending == ending for rollout in rollouts]))
+            for ending in ("length", "turns", "observed_tokens")
+        },
+    }
 
 
 def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict[str, float]:

@@ -82,6 +82,20 @@ class Template:
         contents = self.answers(rest)
         return bool(reasoning.strip()) and contents is not None and len(contents) == 1 and bool(contents[0].strip())
 
+    def is_well_formed_turn(self, text: str) -> bool:
+        """Check an earlier turn of an episode: one reasoning block, and no answer block that is not a whole answer.
+
+        What follows the reasoning is the environment's to read. A template without a reasoning block gives False.
+        """
+        text = text.strip()
+        if not self.has_reasoning or not text.startswith(THINK):
+            return False
+        if any(text.count(tag) != 1 for tag in (THINK, END_THINK)):
+            return False
+        reasoning, _, rest = text.removeprefix(THINK).partition(END_THINK)
+        is_answer = any(tag in rest for tag in (ANSWER, END_ANSWER))
+        return bool(reasoning.strip()) and (not is_answer or self.is_well_formed(text))
+
     def answers(self, region: str) -> list[str] | None:
         """Return the programs or the contents of the boxes in a text; None where a box is never closed."""
         return programs(region) if self.has_program else boxes(region)

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -164,14 +164,48 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """What an environment answers to a turn. It is context: no token of it has a loss, and none is in |y|."""
+
+    text: str = ""
+    images: tuple[bytes, ...] = ()  # encoded; they stand behind the text
+    error: str = ""  # why the turn's call failed, where it did
+    tool: str = ""  # what was called
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedTokens:
+    """An observation as the model reads it, from behind the sampled turn's last token to the next turn's first."""
+
+    ids: np.ndarray  # int32, one placeholder per merged visual token (learner)
+    sampler_ids: np.ndarray  # int32, one placeholder per image (vLLM expands it)
+    images: tuple[bytes, ...]  # PNG of RGB on the model's grid: the very pixels, small enough for all ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What the policy sampled at a stretch, and what the environment answered."""
+
+    num_tokens: int  # sampled, the end-of-turn token included
+    text: str  # decoded without special tokens
+    observation: Observation | None = None  # None: the episode ended here
+    observed: ObservedTokens | None = None  # the same for the model
+    ending: str = ""  # why the episode ended here: done, length, or the limit that it reached
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled response."""
+    """One sampled response. With an environment it is an episode of several turns, of which this holds the policy's.
+
+    `ids` and `logprobs` are what was sampled, in all turns, so a length is always one of sampled tokens. What was
+    observed between them is in `turns` alone.
+    """
 
     problem_id: str
     index: int  # 0 .. G-1 inside its group
     ids: np.ndarray  # int32 [R], the generated tokens, the end-of-sequence token included
     logprobs: np.ndarray  # float32 [R], the sampler's, with temperature and banned ids applied
-    text: str  # decoded without special tokens, without the prompt's prefill
+    text: str  # decoded without special tokens, without the prompt's prefill; of an episode the last turn's
     stop_reason: StopReason
     policy_version: int  # optimizer steps of the weights that sampled the last tokens
     older: tuple[tuple[int, int], ...] = ()  # (policy version, tokens) of the tokens of earlier weights, in order
@@ -179,6 +213,18 @@ class Rollout:
     # for the R - 1 tokens that the sampler read, and, in the first response of a group, for the prompt's.
     experts: np.ndarray | None = None
     prompt_experts: np.ndarray | None = None
+    turns: tuple[Turn, ...] = ()  # of an episode; (): there is no environment
+
+    @property
+    def observed(self) -> list[tuple[int, ObservedTokens]]:
+        """Return (sampled tokens before it, what was observed) of each observation, in order."""
+        ends = accumulate(turn.num_tokens for turn in self.turns)
+        return [(end, turn.observed) for end, turn in zip(ends, self.turns, strict=True) if turn.observed is not None]
+
+    @property
+    def num_observed(self) -> int:
+        """Return the tokens that were observed between the sampled ones."""
+        return sum(len(observed.ids) for _, observed in self.observed)
 
     @property
     def versions_R(self) -> np.ndarray:
@@ -229,8 +275,13 @@ class Group:
 
     @property
     def lengths_G(self) -> np.ndarray:
-        """Return the tokens of each response, int64 [G]."""
+        """Return the sampled tokens of each response, int64 [G]: |y| of every rule."""
         return np.array([len(r.ids) for r in self.rollouts], dtype=np.int64)
+
+    @property
+    def sizes_G(self) -> np.ndarray:
+        """Return the tokens of each response that a model computes, int64 [G]: the observed ones too."""
+        return np.array([len(r.ids) + r.num_observed for r in self.rollouts], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,6 +5,7 @@
     base            what every section does: it refuses unknown keys and values that do not fit together
     policy          the sections model and data
     rewards         the section reward
+    environments    the section environment
     engines         what DeepSpeed's and vLLM's own options may not set
     training        all other sections, and the whole of a training run
     sft             the whole of a supervised fine-tuning
@@ -19,6 +20,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 """
 
 from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.environments import EnvironmentConfig
 from vlm_rl.config.messages import explain
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address, is_variable_name
 from vlm_rl.config.policy import (
@@ -76,6 +78,7 @@ __all__ = [
     "Config",
     "ConfigSection",
     "DataConfig",
+    "EnvironmentConfig",
     "FunctionConfig",
     "GroundingConfig",
     "HadwConfig",

@@ -114,6 +114,9 @@ class RewardConfig(ConfigSection):
     """n of the n-grams."""
     brevity: NonNegativeFloat = 0.0
     """Bonus for a short right answer: this much at zero tokens, falling to 0 at max_tokens. 0 switches it off."""
+    tool_use: NonNegativeFloat = 0.0
+    """Bonus for a right answer after a call that an environment's tool has answered; DeepEyes has one. 0 switches it
+    off."""
     group_length: NonNegativeFloat = 0.0
     """Penalty of a group's longest response where all are right; it falls with the response's length and with the
     group's share of right ones, so a prompt that nobody solves is not shortened. prime-rl has 0.25. 0 switches it
@@ -174,7 +177,9 @@ class RewardConfig(ConfigSection):
         weights = [section.weight for section in sections if section and section.role == "part"]
         overlong = self.overlong_factor if self.overlong_buffer else 0.0
         weights += [overlong, self.function_weight if self.function else 0.0]
-        return not any((self.accuracy, self.format, self.coin, self.repetition, self.brevity, *weights))
+        return not any(
+            (self.accuracy, self.format, self.coin, self.repetition, self.brevity, self.tool_use, *weights)
+        )
 
     def _accuracy_parts(self) -> list[str]:
         sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}

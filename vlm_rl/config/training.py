@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from vlm_rl.config.base import ConfigSection, Fraction, FractionBelowOne
 from vlm_rl.config.engines import deepspeed_conflicts, vllm_conflicts
+from vlm_rl.config.environments import EnvironmentConfig
 from vlm_rl.config.names import is_server_address
 from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
@@ -436,6 +437,7 @@ class Config(ConfigSection):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -443,8 +445,19 @@ class Config(ConfigSection):
 
     @property
     def response_tokens(self) -> int:
-        """Return the most tokens of a response, in training and in its evaluations."""
-        return max(self.rollout.max_tokens, (self.eval.max_tokens or 0) if self.eval.every else 0)
+        """Return the most tokens of a response, observed ones included, in training and in its evaluations."""
+        sampled = max(self.rollout.max_tokens, (self.eval.max_tokens or 0) if self.eval.every else 0)
+        return sampled + self.observed_tokens
+
+    @property
+    def observed_tokens(self) -> int:
+        """Return the most tokens that an environment puts between the turns of a response."""
+        return self.environment.max_observed_tokens if self.environment.name else 0
+
+    @property
+    def trained_tokens(self) -> int:
+        """Return the most tokens of a response that is trained on, observed ones included."""
+        return self.rollout.max_tokens + self.observed_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -453,9 +466,10 @@ class Config(ConfigSection):
 
     def shorter_rows(self, tokens: int) -> int | None:
         """Return half the tokens of a row, at least those of a longest response; None where that is no less."""
-        return halved(tokens, self.rollout.max_tokens)
+        return halved(tokens, self.trained_tokens)
 
     def conflicts(self) -> Iterator[str]:
+        yield from conflicts_of_environment(self.environment, self.rollout, self.data)
         lora = self.model.lora
         if lora is not None and lora.sync == "adapter" and self.rollout.sampler not in ("auto", "vllm"):
             yield (
@@ -499,10 +513,15 @@ class Config(ConfigSection):
                         "older tokens are those of the weights that drew them, and the ratio would be clipped by "
                         "their age; use train.old_logprobs=learner"
                     )
-        row = self.rollout.max_tokens
+        row = self.trained_tokens
         if self.train.micro_batch_tokens < row:
+            of_what = (
+                "rollout.max_tokens + environment.max_observed_tokens"
+                if self.observed_tokens
+                else "rollout.max_tokens"
+            )
             yield (
-                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below rollout.max_tokens ({row}): "
+                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below {of_what} ({row}): "
                 "a response is never split, so a packed row must hold the longest one"
             )
         if self.reward.overlong_buffer > self.rollout.max_tokens:
@@ -515,6 +534,34 @@ class Config(ConfigSection):
                 f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
                 "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
             )
+
+
+def conflicts_of_environment(
+    environment: EnvironmentConfig, rollout: RolloutConfig, data: DataConfig
+) -> Iterator[str]:
+    """Yield a message for what is not built for episodes, and for pixels that the engine would resize again."""
+    if environment.name is None:
+        return
+    unfit = {
+        "carry_over": "which continues a response token by token, not turn by turn",
+        "ahead": "whose responses may hold tokens of several weights",
+        "replay_routing": "which has no routing of observed tokens",
+    }
+    for key, why in unfit.items():
+        if value := getattr(rollout, key):
+            yield f"environment.name is {environment.name}, and rollout.{key} is {value}, {why}: leave one of them out"
+    if rollout.tensor_parallel > 1 and rollout.sampler != "server":
+        yield (
+            f"environment.name is {environment.name}, and rollout.tensor_parallel is {rollout.tensor_parallel}: the "
+            "ranks of an engine would be answered at different times; use rollout.sampler=server, or one rank"
+        )
+    if (low := environment.min_pixels or data.min_pixels) > (high := environment.max_pixels or data.max_pixels):
+        yield f"environment.min_pixels ({low}) is above its max_pixels ({high}); lower the first or raise the second"
+    if low < data.min_pixels or high > data.max_pixels:
+        yield (
+            f"environment.min_pixels and max_pixels ({low} to {high}) go beyond data.min_pixels and data.max_pixels "
+            f"({data.min_pixels} to {data.max_pixels}), which the engine keeps images to: stay inside"
+        )
 
 
 def halved(tokens: int, least: int) -> int | None:

@@ -5,6 +5,7 @@
     plain_files        refuse pipes and devices where files are expected
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
+    turns              what stands between two turns of an episode
     vision             how the images of a prompt enter the models of each family (a folder with a door of its own)
     stored_images      the images of a prepared set, which stay on disk until they are used
 
@@ -20,6 +21,7 @@ __all__ = [
     "prompts",
     "sets",
     "stored_images",
+    "turns",
     "vision",
 ]
 _USES = ["model_files", "sandbox"]

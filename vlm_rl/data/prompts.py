@@ -11,7 +11,7 @@ written in a question is encoded as the characters it is made of, never as the t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
@@ -48,6 +48,7 @@ class PromptBuilder:
         max_videos: the most videos of a prompt for which an engine keeps memory (`allow_videos`).
         family: how its images enter it, None for a text-only model.
         template: the prompt template.
+        instructions: what the system's message says besides the template's text; an environment sets it.
         prefill: what the chat template and the template write into the response's start.
         eos_ids: the ids that end a response, the end of an assistant's turn first.
         pad_id: the id to pad with.
@@ -78,6 +79,7 @@ class PromptBuilder:
         self.model_path = str(model_path)
         self.template = template
         self.min_pixels, self.max_pixels = min_pixels, max_pixels
+        self.instructions = ""
         self.config = open_config(self.model_path)
         self.family = vision_of(self.config)
         self._rendered: dict[str, str] = {}  # messages of stand-ins -> the chat template's text
@@ -188,19 +190,35 @@ class PromptBuilder:
         """Render a problem. Raises UserError naming the problem if its text or images cannot be used."""
         media = self._media(problem)
         text, sampler_ids = self._render_unexpanded(problem)
-        vision, expansions = {}, []
-        if media and self.family is not None:
-            vision, expansions = self.family.encode(media, **self._image_options)
+        vision, expansions = self._encoded(media)
         return Prompt(
             problem_id=problem.id,
             text=text,
             prefill=self.prefill,
-            ids=self._expand(sampler_ids, expansions),
+            ids=self.expand(sampler_ids, expansions),
             sampler_ids=np.array(sampler_ids, dtype=np.int32),
             images=tuple(item for item in media if not isinstance(item, Video)),
             vision=vision,
             videos=tuple(item for item in media if isinstance(item, Video)),
         )
+
+    def vision_of(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs of images that are on its grid, {} for none."""
+        return self._encoded(images)[0]
+
+    def expansions(self, images: Sequence[Image.Image]) -> list[list[int]]:
+        """Return the ids that the placeholder of each of these images expands to."""
+        return self._encoded(images)[1]
+
+    def _encoded(self, media: Sequence[Image.Image | Video]) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
+        """Return `vision` of what is on the model's grid, and the ids that each one's placeholder expands to."""
+        if not media or self.family is None:
+            return {}, []
+        return self.family.encode(media, **self._image_options)
+
+    def encode_chat(self, skeleton: str, texts: Mapping[str, str]) -> list[int] | None:
+        """Return the ids of a rendered chat; see UntrustedTextEncoder.encode_chat."""
+        return self._encoder.encode_chat(skeleton, texts)
 
     def count_unexpanded(self, problem: Problem) -> int:
         """Count the tokens of the problem's prompt, each image and each pair of frames as one visual token.
@@ -227,7 +245,7 @@ class PromptBuilder:
         if markers and not texts[1]:
             sentinels[1] = ""
         messages = [*self._system(sentinels[0]), self._user(sentinels[1:], markers)]
-        skeleton = self._render(messages) + self.template.prefill
+        skeleton = self.render(messages) + self.template.prefill
         text = skeleton
         original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
         for sentinel, original in original_of.items():
@@ -328,11 +346,11 @@ class PromptBuilder:
             )
 
     def _system(self, of_row: str = "") -> list[dict[str, Any]]:
-        """Return the system's message, the template's text first; none where neither says anything."""
-        text = "\n\n".join(filter(None, [self.template.system, of_row]))
-        return [{"role": "system", "content": self._as_content(text)}] if text else []
+        """Return the system's message: the words of template, environment and row; none where all are empty."""
+        text = "\n\n".join(filter(None, [self.template.system, self.instructions, of_row]))
+        return [{"role": "system", "content": self.as_content(text)}] if text else []
 
-    def _as_content(self, text: str) -> Any:
+    def as_content(self, text: str) -> Any:
         """Return the text of a system's or an assistant's message as the chat template reads it."""
         return text if self._reads_strings else [{"type": "text", "text": text}]
 
@@ -349,7 +367,7 @@ class PromptBuilder:
             content.append({"type": "text", "text": text})
         return {"role": "user", "content": content}
 
-    def _render(self, messages: list[dict[str, Any]], *, generation: bool = True) -> str:
+    def render(self, messages: list[dict[str, Any]], *, generation: bool = True) -> str:
         """Return the chat template's text. Messages hold stand-ins for all texts, so few of them are different."""
         key = json.dumps([messages, generation])
         if key in self._rendered:
@@ -364,7 +382,7 @@ class PromptBuilder:
             self._rendered[key] = text
         return text
 
-    def _expand(self, sampler_ids: Sequence[int], expansions: Sequence[Sequence[int]]) -> np.ndarray:
+    def expand(self, sampler_ids: Sequence[int], expansions: Sequence[Sequence[int]]) -> np.ndarray:
         """Return ids with each image's and video's placeholder replaced by its expansion, int32 [P_tokens]."""
         assert sum(i in self._placeholders for i in sampler_ids) == len(expansions)
         rest = iter(expansions)
@@ -378,13 +396,13 @@ class PromptBuilder:
         """
         question, answer = "[[question]]", "[[answer]]"
         user = self._user([question], [])
-        tail = self._render([*self._system(), user]).rpartition(question)[2]
-        turn = [*self._system(), user, {"role": "assistant", "content": self._as_content(answer)}]
-        _, shown, after = self._render(turn, generation=False).rpartition(answer)
+        tail = self.render([*self._system(), user]).rpartition(question)[2]
+        turn = [*self._system(), user, {"role": "assistant", "content": self.as_content(answer)}]
+        _, shown, after = self.render(turn, generation=False).rpartition(answer)
         if not shown:
             raise UserError(f"{self.model_path}: the chat template does not show the assistant's answer")
         if not after.strip():
-            following = self._render([*turn, user], generation=False).rpartition(answer)[2].lstrip()
+            following = self.render([*turn, user], generation=False).rpartition(answer)[2].lstrip()
             first = self.tokenizer.encode(following, add_special_tokens=False)[:1]
             if {*first} & {*declared_eos_ids(self.model_path, self.config, self.tokenizer)}:
                 after = following.partition(question)[0]
@@ -400,7 +418,7 @@ class PromptBuilder:
             return True
         said = [{"type": "text", "text": "[[said]]"}]
         turn = [self._user(["[[question]]"], []), {"role": "assistant", "content": said}]
-        return str(said) in self._render(turn, generation=False)
+        return str(said) in self.render(turn, generation=False)
 
     def _find_eos(self, turn_tail: str) -> tuple[int, ...]:
         """Return all ids that end a response; the one that the chat template ends a turn with comes first."""

@@ -16,4 +16,4 @@ Benchmarks and `vlm-rl score` load no torch.
 """
 
 __all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "resume", "scores"]
-_USES = ["chat_endpoint", "data", "grading", "model_files", "rewards", "run", "samplers"]
+_USES = ["chat_endpoint", "data", "environments", "grading", "model_files", "rewards", "run", "samplers"]

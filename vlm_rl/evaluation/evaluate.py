@@ -22,6 +22,7 @@ import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, gather_shares, share
+from vlm_rl.environments.host import EpisodeHost
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
@@ -65,14 +66,21 @@ class Asking:
     step: int
     images: ImageMode = "real"  # other than real is a control; see `with_images`
     prompt: PublishedPrompt | None = None  # asks in a benchmark's own words
+    host: EpisodeHost | None = None  # answers between turns; None: a response is one turn
 
     def prompt_of(self, problem: Problem) -> Prompt:
         """Return the prompt of a problem. Raises UserError where it cannot be rendered."""
         return self.builder.build(self.prompt.applied(problem) if self.prompt else problem)
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
-        """Return the responses to each prompt."""
-        return self.sampler.generate(SampleRequest(prompts, self.params, seed=self.seed, step=self.step))
+    def answers(self, asked: Sequence[tuple[Problem, Prompt]]) -> list[list[Rollout]]:
+        """Return the responses to each prompt, which comes with its problem."""
+        episodes = None
+        if self.host is not None:
+            episodes = self.host.episodes([problem for problem, _ in asked], seed=self.seed, step=self.step)
+        prompts = [prompt for _, prompt in asked]
+        return self.sampler.generate(
+            SampleRequest(prompts, self.params, seed=self.seed, step=self.step, episodes=episodes)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,8 +185,9 @@ def answer_share(
     batches += [[]] * (max(all_gather(len(batches))) - len(batches))  # ranks that share an engine answer together
 
     def judged(
-        batch: Sequence[Problem], prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]
+        batch: Sequence[Problem], asked: Sequence[tuple[Problem, Prompt]], groups: Sequence[Sequence[Rollout]]
     ) -> list[list[EvalRecord]]:
+        prompts = [prompt for _, prompt in asked]
         how = {"grader": judging.grader, "template": asking.builder.template}
         records = grade_groups(batch, prompts, groups, accuracy=judging.accuracy, **how)
         if judging.mode == "official" and benchmark is not None:
@@ -189,7 +198,7 @@ def answer_share(
 
     answering = overlapped(
         batches,
-        before=lambda batch: [asking.prompt_of(problem) for problem in batch],
+        before=lambda batch: [(problem, asking.prompt_of(problem)) for problem in batch],
         heavy=asking.answers,
         after=judged,
     )
@@ -254,6 +263,7 @@ def conditions(
         "sampling": asdict(asking.params),
         "seed": asking.seed,
         "step": asking.step,
+        **({} if asking.host is None else {"environment": asking.host.facts}),
         "template": asking.builder.template.name,
         "sampler": asking.sampler.name,
         "policy_version": asking.sampler.policy_version,

@@ -6,6 +6,13 @@ Each response attends to its own prompt and to itself, so the prompt and the vis
 instead of G times. The M-RoPE positions of every response start at max(prompt positions) + 1, which with
 images is not the prompt's length. The prompt's last hidden state predicts the first token of each response.
 
+Where a response is an episode, what the environment answered stands between the sampled tokens:
+
+    y = [turn 1][observed][turn 2][observed][turn 3]
+
+Observed tokens are context: they are in the row and in nothing that the loss gets. An observation's positions are
+those that it has alone, moved behind what precedes it.
+
 A group may be split into rows that repeat the prompt (vlm_rl.learner.row_plan); a response is never split.
 """
 
@@ -21,10 +28,10 @@ from torch import Tensor
 
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import has_gpu
-from vlm_rl.types import Group, LossInputs, Prompt
+from vlm_rl.types import Group, LossInputs, ObservedTokens, Prompt, Rollout
 
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
-
+ObservedFunction = Callable[[ObservedTokens], Prompt]  # an observation's tokens with their `vision`
 
 TokenSpan = tuple[int, int]  # where a prompt or a response starts in the row, and its length
 RowSpans = Sequence[tuple[TokenSpan, Sequence[TokenSpan]]]  # of each prompt of a row and its responses
@@ -85,6 +92,7 @@ class PackedRow:
     target_K: Tensor  # int64, the response tokens themselves
     loss: LossInputs
     members: Sequence[tuple[int, int]]  # the group in the mini-batch, and the response in it, of each of lengths_n
+    sampled: Sequence[np.ndarray]  # of each response, which of its tokens were sampled: offsets from its start
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
 
@@ -122,6 +130,7 @@ def pack_row(
     prompts: Mapping[int, Prompt],
     weights_PG: np.ndarray,
     positions: PositionFunction,
+    observed: ObservedFunction | None = None,
     mean_weight: float = 0.0,
     version: int | None = None,
 ) -> PackedRow:
@@ -133,6 +142,7 @@ def pack_row(
         prompts: the prompts of the groups that the chunks name, by the same index.
         weights_PG: the weight of each token of each response, for the whole optimizer step.
         positions: gives a prompt's M-RoPE positions.
+        observed: gives what is observed as a prompt; None where no response is an episode.
         mean_weight: 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
         version: the policy version of the step's sampler, where other versions sampled some of the tokens.
     """
@@ -141,9 +151,12 @@ def pack_row(
     predictors: list[np.ndarray] = []
     spans: list[tuple[TokenSpan, list[TokenSpan]]] = []  # of each prompt and its responses
     experts: list[np.ndarray] = []
+    vision: list[Mapping[str, Tensor]] = []  # in the order of the row's images
+    sampled: list[np.ndarray] = []
     start = 0
     for chunk in chunks:
         prompt = prompts[chunk.group]
+        vision.append(prompt.vision)
         prompt_positions = positions(prompt)
         next_position = int(prompt_positions.max()) + 1
         ids.append(prompt.ids)
@@ -154,25 +167,65 @@ def pack_row(
         last_of_prompt = start - 1
         experts += _experts(groups[chunk.group], chunk.responses)
         for index in chunk.responses:
-            response = groups[chunk.group].rollouts[index].ids
-            ids.append(response)
-            position_parts.append(torch.arange(next_position, next_position + len(response)).expand(3, -1))
-            predictors.append(np.r_[last_of_prompt, np.arange(start, start + len(response) - 1)][: len(response)])
-            responses.append((start, len(response)))
-            start += len(response)
+            laid = _laid_out(groups[chunk.group].rollouts[index], next_position, positions, observed)
+            ids += laid.ids
+            position_parts += laid.positions
+            vision += laid.vision
+            sampled.append(laid.sampled)
+            # A token is predicted by the one before it, the first by the prompt's last, which its responses share.
+            predictors.append(np.where(laid.sampled == 0, last_of_prompt, start + laid.sampled - 1))
+            responses.append((start, laid.size))
+            start += laid.size
     return PackedRow(
         ids_T=_int64(ids),
         positions_3T=torch.cat(position_parts, dim=1),
         layout=row_layout(spans),
         spans=spans,
-        vision=join_vision([prompts[chunk.group].vision for chunk in chunks]),
+        vision=join_vision(vision),
         predictor_K=_int64(predictors),
         target_K=_int64([groups[chunk.group].rollouts[i].ids for chunk in chunks for i in chunk.responses]),
         loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version),
         members=[(chunk.group, index) for chunk in chunks for index in chunk.responses],
+        sampled=sampled,
         experts_TLK=torch.from_numpy(np.concatenate(experts)) if experts else None,
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Response:
+    """A response as it lies in a row: runs of sampled tokens and observations, in order."""
+
+    ids: Sequence[np.ndarray]
+    positions: Sequence[Tensor]  # int64 [3, tokens] of each
+    vision: Sequence[Mapping[str, Tensor]]
+    sampled: np.ndarray  # int64 [R]: the offset of each sampled token
+    size: int
+
+
+def _laid_out(
+    rollout: Rollout, next_position: int, positions: PositionFunction, observed: ObservedFunction | None
+) -> _Response:
+    """Return a response whose first token has the position `next_position`."""
+    ids: list[np.ndarray] = []
+    parts: list[Tensor] = []
+    vision: list[Mapping[str, Tensor]] = []
+    offsets: list[np.ndarray] = []
+    begun = size = 0
+    for end, observation in [*rollout.observed, (len(rollout.ids), None)]:
+        ids.append(rollout.ids[begun:end])
+        parts.append(torch.arange(next_position, next_position + end - begun).expand(3, -1))
+        offsets.append(np.arange(size, size + end - begun))
+        size, next_position, begun = size + end - begun, next_position + end - begun, end
+        if observation is not None:
+            assert observed is not None, rollout.problem_id
+            prompt = observed(observation)
+            moved = positions(prompt) + next_position
+            ids.append(prompt.ids)
+            parts.append(moved)
+            vision.append(prompt.vision)
+            size, next_position = size + len(prompt.ids), int(moved.max()) + 1
+    return _Response(ids, parts, vision, np.concatenate(offsets), size)
 
 
 def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -> list[PackedRow]:
@@ -256,8 +309,8 @@ class PaddedRows:
         return _move(self, device)
 
 
-def padded_rows(spans: RowSpans) -> PaddedRows:
-    """Return the rows of the responses, in the order of the packed row."""
+def padded_rows(spans: RowSpans, sampled: Sequence[np.ndarray]) -> PaddedRows:
+    """Return the rows of the responses, in the order of the packed row. The arguments are those of the packed row."""
     parts = [(prompt, response) for prompt, responses in spans for response in responses]
     longest = max(prompt[1] + response[1] for prompt, response in parts)
     tokens_NL = np.zeros((len(parts), longest), dtype=np.int64)
@@ -267,8 +320,7 @@ def padded_rows(spans: RowSpans) -> PaddedRows:
         tokens_NL[row, :length] = np.arange(prompt, prompt + length)
         tokens_NL[row, length : length + size] = np.arange(response, response + size)
         is_padding_NL[row, : length + size] = False
-        first = row * longest + length - 1
-        predictors.append(np.arange(first, first + size))
+        predictors.append(row * longest + length - 1 + sampled[row])
     return PaddedRows(torch.from_numpy(tokens_NL), torch.from_numpy(is_padding_NL), _int64(predictors))
 
 

@@ -225,7 +225,7 @@ class Policy(nn.Module):
         """
         if only_features:
             return torch.stack(tuple(self._image_features(row)), dim=1)
-        padded = padded_rows(row.spans).to(row.ids_T.device) if self.is_padded else None
+        padded = padded_rows(row.spans, row.sampled).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
         return self.head(hidden_KH, row.target_K, with_entropy=with_entropy)

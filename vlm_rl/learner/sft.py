@@ -16,6 +16,7 @@ import numpy as np
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
+from vlm_rl.data.turns import as_prompt
 from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import barrier, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.learner.architectures import check_architecture
@@ -35,6 +36,7 @@ class Example:
 
     problem: Problem
     response: str
+    episode: Rollout | None = None  # a response of several turns, whose last one is `response`
 
 
 def warm_start(
@@ -122,7 +124,8 @@ def pack_examples(
     """
     groups = [_group(example, builder) for example in examples]
     lengths = [group.lengths_G.tolist() for group in groups]
-    plan = plan_rows(prompt_lengths, lengths, budget=budget, num_ranks=world_size(), padded=policy.is_padded)[rank()]
+    sizes = [group.sizes_G.tolist() for group in groups]
+    plan = plan_rows(prompt_lengths, sizes, budget=budget, num_ranks=world_size(), padded=policy.is_padded)[rank()]
     return [
         pack_row(
             chunks,
@@ -130,6 +133,7 @@ def pack_examples(
             prompts={chunk.group: prompts[groups[chunk.group].problem] for chunk in chunks},
             weights_PG=np.full((len(groups), 1), 1.0 / sum(map(sum, lengths))),
             positions=partial(rope_positions, policy.model),
+            observed=partial(as_prompt, builder),
         )
         for chunks in plan
     ]
@@ -137,6 +141,8 @@ def pack_examples(
 
 def _group(example: Example, builder: PromptBuilder) -> Group:
     """Return the example as a group of one response; the supervised loss reads no reward, advantage or log-prob."""
-    problem, ids = example.problem, builder.encode_response(example.response)
-    rollout = Rollout(problem.id, 0, ids, np.zeros(len(ids), np.float32), example.response, "stop", 0)
+    problem, rollout = example.problem, example.episode
+    if rollout is None:
+        ids = builder.encode_response(example.response)
+        rollout = Rollout(problem.id, 0, ids, np.zeros(len(ids), np.float32), example.response, "stop", 0)
     return Group(problem, (rollout,), rewards=(), advantages_G=np.ones(1))

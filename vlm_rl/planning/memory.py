@@ -154,7 +154,7 @@ def memory_of_rank(
         optimizer = (moments + 4) * part
         held = part if stage >= 2 else trainable  # by ZeRO 1 until the step ends, when they are summed over the ranks
         gradients = (dtype.itemsize + (4 if dtype != torch.float32 else 0)) * held
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    longest = config.data.max_prompt_tokens + config.trained_tokens
     activations, head = _activations(config, sizes, dtype, patched=patched), _head(config, sizes, dtype)
     buckets = _buckets(config.train, dtype, trainable)
     if not on_gpu:  # it takes only the pages that are filled, while activations are freed
@@ -222,7 +222,7 @@ def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
 
 def row_tokens(config: Config) -> int:
     """Return the tokens of a full row."""
-    return max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
+    return max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.trained_tokens)
 
 
 def row_images(config: Config) -> int:

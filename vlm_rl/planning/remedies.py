@@ -108,7 +108,7 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
     train, model, rollout = config.train, config.model, config.rollout
     if fit.shares is not None:
         yield Remedy({SHARE: fit.shares[1]}, "the engine's share of a card")
-    longest, row = config.data.max_prompt_tokens + rollout.max_tokens, train.micro_batch_tokens
+    longest, row = config.data.max_prompt_tokens + config.trained_tokens, train.micro_batch_tokens
     for tokens in dict.fromkeys((row * 3 // 4, row // 2, longest)):
         if longest <= tokens < row:
             yield Remedy({"train.micro_batch_tokens": tokens}, "shorter rows")

@@ -45,8 +45,22 @@ def correct(response: GradedResponse, setup: RewardSetup) -> float:
 
 
 def well_formed(response: GradedResponse, setup: RewardSetup) -> float:
-    """Return 1 for a response in the template's format, otherwise 0."""
-    return setup.template.is_well_formed(response.text)
+    """Return 1 for a response in the template's format, otherwise 0.
+
+    Of an episode the last turn is such a response, the earlier ones have their reasoning, and no call failed.
+    """
+    earlier = response.rollout.turns[:-1]
+    return setup.template.is_well_formed(response.text) and all(
+        setup.template.is_well_formed_turn(response.prompt.prefill + turn.text)
+        and not (turn.observation and turn.observation.error)
+        for turn in earlier
+    )
+
+
+def tool_use(response: GradedResponse, setup: RewardSetup) -> float:
+    """Return 1 for a right answer after a call that was answered, otherwise 0 (DeepEyes, arXiv 2505.14362)."""
+    answered = [turn.observation for turn in response.rollout.turns if turn.observation is not None]
+    return response.grade.correct and any(observation.tool and not observation.error for observation in answered)
 
 
 def overlong(response: GradedResponse, setup: RewardSetup) -> float:

@@ -4,6 +4,7 @@
         + min(0, ((L_max - L_buffer) - |y|) / L_buffer * factor)
         - repetition * (share of the response's n-grams that repeat an earlier one)
         + brevity * [correct] * (1 - |y| / L_max)
+        + tool_use * [correct] * [a tool was called, and answered]
         + function_weight * (the user's own function)
         + sum of weight * value over the user's named functions, iou, point_in_box and judge
 
@@ -28,7 +29,7 @@ from vlm_rl.config import RewardConfig
 from vlm_rl.errors import UserError, near
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
-from vlm_rl.rewards.formulas import brevity, coin, correct, formula, overlong, repetition, well_formed
+from vlm_rl.rewards.formulas import brevity, coin, correct, formula, overlong, repetition, tool_use, well_formed
 from vlm_rl.rewards.functions import open_function, open_functions
 from vlm_rl.rewards.grounding import open_grounding
 from vlm_rl.rewards.judge import open_judge
@@ -45,6 +46,7 @@ PARTS: dict[str, Opener] = {
     "coin": formula(coin, lambda config: config.coin),
     "repetition": formula(repetition, lambda config: config.repetition),
     "brevity": formula(brevity, lambda config: config.brevity),
+    "tool_use": formula(tool_use, lambda config: config.tool_use),
     "function": open_function,
     "functions": open_functions,
     "iou": open_grounding,

@@ -12,4 +12,4 @@ To add a source, write a class with the methods of source.RolloutSource and name
 """
 
 __all__ = ["collect", "prompt_order", "sampling", "source"]
-_USES = ["data", "rewards", "samplers"]
+_USES = ["data", "environments", "rewards", "samplers"]

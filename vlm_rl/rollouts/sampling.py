@@ -13,6 +13,7 @@ import numpy as np
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.distributed import gather_shares, share
+from vlm_rl.environments.host import EpisodeHost
 from vlm_rl.rewards.reward import RewardFunction, Scoring
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
@@ -52,6 +53,7 @@ class GroupSampling:
     reward: RewardFunction
     order: PromptOrder
     ledger: Ledger
+    host: EpisodeHost | None = None  # where responses are episodes
 
     def take(self, count: int, prompts: PromptCache, phase: StepPhase) -> list[GroupInProgress]:
         """Take the next problems in order and return an empty group for each.
@@ -90,12 +92,14 @@ class GroupSampling:
     def request(self, groups: Sequence[GroupInProgress], prompts: PromptCache, *, step: int) -> SampleRequest:
         """Return the request for this rank's share of the groups, with their responses so far."""
         mine = share(groups)
+        problems = [group.problem for group in mine]
         return SampleRequest(
             [group.asked(prompts) for group in mine],
             self.params,
             seed=self.config.seed,
             step=step,
             begun=[group.rollouts for group in mine],
+            episodes=self.host and self.host.episodes(problems, seed=self.config.seed, step=step),
             together=True,
         )
 

@@ -8,8 +8,8 @@
     vllm          the engine in this process, and what runs inside a server (a folder with a door of its own)
     remote        servers of vLLM: start one, sample from several (a folder with a door of its own)
 
-Private to this room: the engine of transformers, distribution, from which it samples, and partial_batch (responses
-that are sampled in several calls).
+Private to this room: the engine of transformers, distribution, from which it samples, partial_batch (responses that
+are sampled in several calls) and episodes (responses of several turns).
 """
 
 __all__ = ["base", "factory", "fingerprint", "missing_vllm", "remote", "tags", "vllm"]

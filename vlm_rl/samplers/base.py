@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from vlm_rl.errors import UserError
-from vlm_rl.types import NamedTensors, Prompt, Rollout
+from vlm_rl.types import NamedTensors, Observation, ObservedTokens, Prompt, Rollout, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from vlm_rl.samplers.fingerprint import Fingerprint, WeightLayout
 
 PROBE_PLACES = 4  # of a server that samples ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
+
+Answer = tuple[Observation, ObservedTokens] | str  # to a turn; a text says why the episode ends with it
 
 OnGroup = Callable[[int, list[Rollout]], None]
 
@@ -44,6 +47,34 @@ class SamplingParams:
         assert 0 < self.top_p <= 1 and self.top_k >= 0, self
 
 
+class Episode(Protocol):
+    """One response of several turns, from the environment's side."""
+
+    @property
+    def is_quick(self) -> bool:
+        """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
+        ...
+
+    def answer(self, text: str, ids: np.ndarray) -> Future[Answer]:
+        """Answer a turn. What fails is an observation with an error, so the future has a result.
+
+        Args:
+            text: of the turn, decoded.
+            ids: int32, as it was sampled.
+        """
+        ...
+
+
+class Episodes(Protocol):
+    """What answers the turns of a request's responses."""
+
+    max_turns: int  # of the policy
+
+    def open(self, index: int, g: int, prompt: Prompt) -> Episode:
+        """Begin the episode of response g to the prompt with this index in the request."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
     """What to sample: a group of responses to each prompt. A response's noise is keyed by seed and step."""
@@ -53,6 +84,7 @@ class SampleRequest:
     seed: int  # of the run
     step: int  # the rollout step, which gives each step noise of its own
     begun: Sequence[Sequence[Rollout]] = ()  # the responses to each prompt so far; (): none
+    episodes: Episodes | None = None  # None: a response is one turn
     together: bool = False  # every rank makes this call now, so that one which lost its servers gets others
 
     def seeds(self, index: int) -> list[int]:
@@ -64,7 +96,10 @@ class SampleRequest:
         return response_seed(self.seed, self.step, self.prompts[index], g, sampled=sampled)
 
     def check_lengths(self, max_model_len: int) -> None:
-        """Raise UserError if a prompt and a full response exceed the context: nothing is ever cut."""
+        """Raise UserError if a prompt and a full response exceed the context: nothing is ever cut.
+
+        What an environment may add is in the context too, as the configuration has checked.
+        """
         for prompt in self.prompts:
             total = len(prompt.ids) + self.params.max_tokens
             if total > max_model_len:
@@ -199,6 +234,7 @@ def make_rollout(
     builder: PromptBuilder,
     version: int,
     experts: np.ndarray | None = None,
+    turns: Sequence[Turn] = (),
 ) -> Rollout:
     """Return one response as every engine gives it.
 
@@ -210,6 +246,7 @@ def make_rollout(
         builder: decodes them, and knows the end-of-sequence ids.
         version: the policy version that sampled them.
         experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
+        turns: of an episode; the text is then the last turn's.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(
@@ -217,9 +254,10 @@ def make_rollout(
         index=index,
         ids=np.array(ids, dtype=np.int32),
         logprobs=np.array(logprobs, dtype=np.float32),
-        text=builder.decode(ids),
+        text=turns[-1].text if turns else builder.decode(ids),
         stop_reason="stop" if int(ids[-1]) in builder.eos_ids else "length",
         policy_version=version,
         experts=None if experts is None else experts[len(prompt.ids) : len(prompt.ids) + len(ids) - 1],
         prompt_experts=experts[: len(prompt.ids)] if experts is not None and index == 0 else None,
+        turns=tuple(turns),
     )

@@ -26,6 +26,7 @@ from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.model_files.routers import RoutingRecord
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
+from vlm_rl.samplers.episodes import EpisodeBatch
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     WeightLayout,
@@ -90,6 +91,8 @@ class TransformersSampler:
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """See Sampler.generate."""
         request.check_lengths(self._max_model_len)
+        if request.episodes is not None:
+            return self._episodes(request, on_group)
         prompts, params = request.prompts, request.params
         groups: list[list[Rollout]] = [[] for _ in prompts]
         # Prompts of similar length side by side waste little on padding.
@@ -118,6 +121,25 @@ class TransformersSampler:
                 for index in batch:
                     on_group(index, groups[index])
         return groups
+
+    def _episodes(self, request: SampleRequest, on_group: OnGroup | None) -> list[list[Rollout]]:
+        """Sample episodes a round of turns at a time. All wait for the slowest answer of a round."""
+        batch = EpisodeBatch(request, self._builder, version=self.policy_version, on_group=on_group)
+        params = replace(request.params, responses=1)
+        while turns := batch.ready(wait=True):
+            prompts = [turn.prompt for turn in turns]
+            order = sorted(range(len(turns)), key=lambda row: len(prompts[row].ids))
+            for rows in self._batches(order, prompts, params):
+                drawn = self._decode(
+                    self._prefill([prompts[row] for row in rows]),
+                    params,
+                    [batch.seed_of(turns[row]) for row in rows],
+                    limits=[turns[row].max_tokens for row in rows],
+                )
+                for row, (ids, logprobs, _) in zip(rows, drawn, strict=True):
+                    batch.sampled(turns[row], ids, logprobs)
+            batch.settle()
+        return batch.groups
 
     @torch.inference_mode()
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:

@@ -16,6 +16,7 @@ periodic_evaluation: the policy on the sets of data.eval, while it trains.
 __all__ = ["mini_batches", "periodic_evaluation", "preflight", "recorder", "run", "session", "sft", "token_credit"]
 _USES = [
     "data",
+    "environments",
     "evaluation",
     "grading",
     "learner",

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.data.turns import as_prompt
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
 from vlm_rl.learner.row_plan import plan_rows
@@ -112,7 +113,7 @@ def _pack_one(
 ) -> list[PackedRow]:
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
-        [group.lengths_G.tolist() for group in groups],
+        [group.sizes_G.tolist() for group in groups],
         budget=tokens,
         num_ranks=world_size(),
         pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
@@ -124,6 +125,7 @@ def _pack_one(
         prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
         weights_PG=weights_PG,
         positions=partial(rope_positions, session.policy.model),
+        observed=partial(as_prompt, session.builder),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
         version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
     )

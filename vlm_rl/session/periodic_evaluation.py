@@ -30,7 +30,8 @@ def evaluate_if_due(session: Session) -> None:
     )
     weights = f"{session.weights.checksum:016x}"
     judging = Judging(session.grader, accuracy=session.accuracy)
-    asking = Asking(session.builder, session.sampler, params, seed=session.config.seed, step=session.step)
+    how = {"seed": session.config.seed, "step": session.step, "host": session.host}
+    asking = Asking(session.builder, session.sampler, params, **how)
     for name, problems in session.eval_sets.items():
         settings = {"weights": weights, **answer_settings(problems, asking, judging)}
         if from_main(partial(_is_complete, session.run.directory, name, session.step, settings)):

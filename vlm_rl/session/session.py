@@ -18,6 +18,7 @@ from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
 from vlm_rl.distributed import from_main, world_size
+from vlm_rl.environments.host import EpisodeHost, open_host
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_routing
@@ -73,8 +74,9 @@ class Session:
         run.find_checkpoint()
         for name, held_out in self.eval_sets.items():
             refuse_contaminated(name, held_out, run.contaminated)
-        self.builder = self._open_builder()
-        self.grader, self.reward = self._open_rewards()
+        self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
+        self.builder, self.host = self._open_builder()
+        self.reward = self._open_rewards()
         self.accuracy = self._open_accuracy()
         stages.done("checks", "prompts, rewards, golds")
         self.learner = self._load_learner(stages)
@@ -104,6 +106,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.sampler.close()
+        if self.host is not None:
+            self.host.close()
         self.grader.close()
         self.reward.close()
         if self.accuracy is not None:
@@ -112,32 +116,33 @@ class Session:
 
     # -- building ------------------------------------------------------------------------------------
 
-    def _open_builder(self) -> PromptBuilder:
-        """Open the model's prompt builder, and refuse a model or prompts that this run cannot use."""
+    def _open_builder(self) -> tuple[PromptBuilder, EpisodeHost | None]:
+        """Open the model's prompt builder and the environment. Refuse a model or prompts that this run cannot use."""
         config = self.config
         problems = [*self.problems, *chain.from_iterable(self.eval_sets.values())]
         builder = self.run.open_builder(problems)
-        check_media_limits(config.rollout.vllm, problems)
+        host = open_host(config.environment, builder, self.grader)
+        observed = config.environment.max_images if host is not None else 0
+        check_media_limits(config.rollout.vllm, problems, more_images=observed)
         check_divides(builder.config, config.rollout)
         check_routing(builder.config, replay=config.rollout.replay_routing)
         check_a_prompt_fits(builder, self.problems, config.data)
-        return builder
+        return builder, host
 
-    def _open_rewards(self) -> tuple[Grader, RewardFunction]:
+    def _open_rewards(self) -> RewardFunction:
         config = self.config
-        grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         reward = RewardFunction(
             config.reward,
             template=self.builder.template,
             max_tokens=config.rollout.max_tokens,
-            grader=grader,
+            grader=self.grader,
             is_stopped=self.run.is_stopped,
             model_type=self.builder.config.model_type,
             judge_cache=self.run.directory.path / "judge_cache",
         )
         reward.check_golds(self.problems)
         reward.check_names(config.algorithm.gdpo_weights, key="algorithm.gdpo_weights")
-        return grader, reward
+        return reward
 
     def _open_accuracy(self) -> AccuracyPart | None:
         """Open the part that decides on the sets of data.eval too. It is another one: a stop never cuts it short."""
@@ -211,7 +216,7 @@ class Session:
         self.history = RewardHistory()
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
-        self.source = make_source(GroupSampling(config, self.sampling, *parts), self.sampler)
+        self.source = make_source(GroupSampling(config, self.sampling, *parts, self.host), self.sampler)
         self.collecting = Collecting(
             config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
         )

@@ -89,13 +89,16 @@ class TinySizes:
     )
 
 
-def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str] = (), **sizes: Any) -> Path:
+def build_tiny_model(
+    out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str] = (), visible: Sequence[str] = (), **sizes: Any
+) -> Path:
     """Write the model folder and return it. Equal arguments give equal files.
 
     Args:
         out: the folder. Raises UserError if it exists and is not empty.
         seed: of the random weights.
         tokenizer_texts: the texts that train the vocabulary. Any other text still encodes, as bytes.
+        visible: further texts that are single tokens and ordinary text.
         sizes: overrides fields of TinySizes. Raises UserError for an unknown one.
     """
     import torch
@@ -111,7 +114,7 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
     if unknown:
         raise UserError(f"the tiny model has no size {unknown[0]!r}; known: {[f.name for f in fields(TinySizes)]}")
     shape = TinySizes(**sizes)
-    tokenizer = train_tokenizer(tokenizer_texts or DEFAULT_TEXTS, vocabulary=shape.vocabulary)
+    tokenizer = train_tokenizer(tokenizer_texts or DEFAULT_TEXTS, vocabulary=shape.vocabulary, visible=visible)
     config = _config(tokenizer, shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -132,8 +135,11 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
     return out
 
 
-def train_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Sequence[str], *, vocabulary: int, visible: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of at most `vocabulary` entries, control tokens and visible ones included."""
+    added = (*VISIBLE_TOKENS, *visible)
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -146,14 +152,14 @@ def train_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedToken
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(CONTROL_TOKENS) - len(VISIBLE_TOKENS),
+        vocab_size=vocabulary - len(CONTROL_TOKENS) - len(added),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         min_frequency=1,
         show_progress=False,
     )
-    core.train_from_iterator([_without_added_tokens(text) for text in texts], trainer)
+    core.train_from_iterator([_without_added_tokens(text, added) for text in texts], trainer)
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
-    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE_TOKENS])
+    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<|im_end|>",
@@ -166,9 +172,9 @@ def train_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedToken
     )
 
 
-def _without_added_tokens(text: str) -> str:
+def _without_added_tokens(text: str, visible: Sequence[str]) -> str:
     """Return the text as the merges see it: added tokens are cut out before words are split."""
-    for token in (*CONTROL_TOKENS, *VISIBLE_TOKENS):
+    for token in (*CONTROL_TOKENS, *visible):
         text = text.replace(token, "\n")
     return text
 

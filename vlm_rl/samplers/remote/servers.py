@@ -19,6 +19,7 @@ from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SampleRequest
+from vlm_rl.samplers.episodes import EpisodeBatch
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -32,6 +33,7 @@ from vlm_rl.samplers.remote.fleet import Fleet, ServerSettings, ServersGoneError
 from vlm_rl.samplers.remote.push import Link, Peer, Push, parts
 from vlm_rl.samplers.remote.sampling import GroupRequest, Sampling
 from vlm_rl.samplers.remote.schedule import rank_room
+from vlm_rl.samplers.remote.turns import TurnSampling
 from vlm_rl.types import NamedTensors, Rollout
 
 __all__ = ["ServerSampler", "ServerSettings", "ServersGoneError"]
@@ -205,7 +207,8 @@ class ServerSampler:
         Raises ServersGoneError where none is there for rollout.server_timeout.
         """
         request.check_lengths(self._max_model_len)
-        together = request.together or world_size() == 1
+        if request.episodes is not None:
+            return self._episodes(request, on_group)
         groups: dict[int, list[Rollout]] = {}
 
         def take(index: int, group: list[Rollout]) -> None:
@@ -221,21 +224,47 @@ class ServerSampler:
             ]
             left = self._sample(missing, size=request.params.responses) if missing else False
             progress = len(groups) > len(request.prompts) - len(missing)
-            states = all_gather((left, progress)) if together else [(left, progress)]
-            if any(progress for _, progress in states):
-                self.fleet.note_progress()
-            if not any(left for left, _ in states):
+            if self._is_complete(request, left, progress):
                 return [groups[index] for index in range(len(request.prompts))]
-            if together:
-                self._restore()
-            else:
-                rooms = self.fleet.wait(holding=self.fleet.label)
-                self._use({peer.url: room for peer, room in rooms.items()})
+
+    def _episodes(self, request: SampleRequest, on_group: OnGroup | None) -> list[list[Rollout]]:
+        """Sample episodes; what `generate` says of servers that are lost holds for their turns."""
+        batch = EpisodeBatch(request, self._builder, version=self.fleet.version, on_group=on_group)
+        turns = TurnSampling(self.fleet, self._builder, request, batch)
+        while True:
+            before = turns.num_sampled
+            left = asyncio.run(turns.run(self._rooms())) if not batch.is_over else False
+            if self._is_complete(request, left, turns.num_sampled > before):
+                return batch.groups
+
+    def _is_complete(self, request: SampleRequest, left: bool, progress: bool) -> bool:
+        """Tell whether every rank has all responses. Otherwise wait for servers with the current weights.
+
+        Args:
+            request: what is sampled.
+            left: whether responses of this rank are missing.
+            progress: whether some came since the last call.
+        """
+        together = request.together or world_size() == 1
+        states = all_gather((left, progress)) if together else [(left, progress)]
+        if any(progress for _, progress in states):
+            self.fleet.note_progress()
+        if not any(left for left, _ in states):
+            return True
+        if together:
+            self._restore()
+        else:
+            rooms = self.fleet.wait(holding=self.fleet.label)
+            self._use({peer.url: room for peer, room in rooms.items()})
+        return False
+
+    def _rooms(self) -> dict[str, int]:
+        """Return the servers, and the most responses of this rank that each is given at once."""
+        return {url: rank_room(room, world_size(), is_ahead=False) for url, room in dict(self.fleet.rooms).items()}
 
     def _sample(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Sample until every group is complete or no server is left, and tell whether groups are missing."""
-        rooms = {url: rank_room(room, world_size(), is_ahead=False) for url, room in dict(self.fleet.rooms).items()}
-        sampling = Sampling(self.fleet, self._builder, rooms, requests, size=size)
+        sampling = Sampling(self.fleet, self._builder, self._rooms(), requests, size=size)
         return asyncio.run(sampling.run())
 
     # -- batches of later steps ----------------------------------------------------------------------

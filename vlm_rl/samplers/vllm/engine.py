@@ -32,6 +32,7 @@ from vlm_rl.errors import UserError, near
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
+from vlm_rl.samplers.episodes import EpisodeBatch, TurnToSample
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     StaleWeightsError,
@@ -152,6 +153,8 @@ class VllmSampler:
         """See Sampler.generate. One of vLLM's requests per response: `n` would share noise between prompts."""
         request.check_lengths(self._max_model_len)
         self._reset_caches()
+        if request.episodes is not None:
+            return self._episodes(request, on_group)
         prompts, params = request.prompts, request.params
         # The ranks of an engine must submit the same requests in the same order; each keeps what it asked for.
         per_rank = self._gathered([(request.seeds(index), _request(prompt)) for index, prompt in enumerate(prompts)])
@@ -172,6 +175,28 @@ class VllmSampler:
                 if on_group is not None and len(groups[index]) == params.responses:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
+
+    def _episodes(self, request: SampleRequest, on_group: OnGroup | None) -> list[list[Rollout]]:
+        """Sample episodes. One that waits for its environment keeps no other waiting."""
+        assert self._group is None, "an environment answers the ranks of an engine at different times"
+        batch = EpisodeBatch(request, self._builder, version=self.policy_version, on_group=on_group)
+        turns: list[TurnToSample] = []
+
+        def more(is_idle: bool) -> list[tuple[dict[str, Any], vllm.SamplingParams]]:
+            ready = batch.ready(wait=is_idle)
+            turns.extend(ready)
+            return [
+                (
+                    _request(turn.prompt),
+                    self._sampling(replace(request.params, max_tokens=turn.max_tokens), batch.seed_of(turn)),
+                )
+                for turn in ready
+            ]
+
+        with _global_random_state_kept():
+            for number, ids, logprobs, _ in self._finished((), more=more):
+                batch.sampled(turns[number], ids, logprobs)
+        return batch.groups
 
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
         """See InProcessSampler.generate_until. A response's earlier tokens are the end of its prompt."""
@@ -211,18 +236,31 @@ class VllmSampler:
         requests: Sequence[tuple[dict[str, Any], vllm.SamplingParams]],
         *,
         is_enough: Callable[[], bool] = lambda: False,
+        more: Callable[[bool], Sequence[tuple[dict[str, Any], vllm.SamplingParams]]] = lambda _: (),
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]]:
         """Yield the number, ids, log-probs and routing of each request when it ends.
 
         Once is_enough(), the unfinished ones come too, with the tokens so far. Closing the iterator aborts them.
+
+        Args:
+            requests: in the order of their numbers.
+            is_enough: whether to end before all have.
+            more: returns further requests; it is told whether the engine has nothing else to do, and may wait then.
         """
         engine: Any = self._llm.llm_engine
         names: list[str] = []
+
+        def add(added: Sequence[tuple[dict[str, Any], vllm.SamplingParams]]) -> None:
+            for request, setting in added:
+                names.append(engine.add_request(str(len(names)), request, setting, lora_request=self._loaded))
+                self._log.keep(names[-1])
+
         try:
-            for number, (request, setting) in enumerate(requests):
-                names.append(engine.add_request(str(number), request, setting, lora_request=self._loaded))
-                self._log.keep(names[number])
-            while engine.has_unfinished_requests() and not is_enough():
+            add(requests)
+            while not is_enough():
+                add(more(not engine.has_unfinished_requests()))
+                if not engine.has_unfinished_requests():
+                    break
                 alive()
                 for output in engine.step():
                     if output.finished:

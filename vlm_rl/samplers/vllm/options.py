@@ -113,14 +113,20 @@ def engine_options(
     return {**settings, **builder.engine_options, **(options or {})}
 
 
-def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem]) -> None:
-    """Raise UserError naming the first problem with more images or videos than rollout.vllm lets a prompt have."""
+def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], *, more_images: int = 0) -> None:
+    """Raise UserError naming the first problem with more images or videos than rollout.vllm lets a prompt have.
+
+    Args:
+        options: rollout.vllm.
+        problems: of the run.
+        more_images: the most that an environment shows beside a problem's own.
+    """
     limits = options.get("limit_mm_per_prompt")
     if not isinstance(limits, Mapping):
         return
     most = {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits.items()}
     for problem in problems:
-        images = len(problem.images) - sum(map(len, problem.videos))  # without the frames of videos
+        images = len(problem.images) - sum(map(len, problem.videos)) + more_images  # without the frames of videos
         for kind, count in (("image", images), ("video", len(problem.videos))):
             limit = most.get(kind)
             if isinstance(limit, int) and count > limit:

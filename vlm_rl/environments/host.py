@@ -1,0 +1,209 @@
+"""The environments of a run: opened, kept within their limits, and their answers turned into token ids.
+
+    host = EpisodeHost(config.environment, builder, grade=grade)
+    request = SampleRequest(prompts, params, seed=0, step=0, episodes=host.episodes(problems, seed=0, step=0))
+
+Whatever an environment does, an episode gets an answer: what it raises, an image that cannot be shown, a text that is
+too long or an answer that is too late become an observation that says so, and count as errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.config import EnvironmentConfig
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.turns import TurnError, TurnWriter
+from vlm_rl.environments.environment import Done, Environment, Observation, Setup
+from vlm_rl.environments.own import OwnEnvironments
+from vlm_rl.environments.registry import ENVIRONMENTS
+from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.samplers.base import Answer, response_seed
+from vlm_rl.types import Problem, Prompt
+
+_CHARACTERS = 16  # of a token: more are not encoded to find out that they are too many
+
+
+class EpisodeHost:
+    """Opens an environment for each response, and answers in a thread of its own.
+
+    Attribute `instructions`: what the system's message says about the environment.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        builder: PromptBuilder,
+        *,
+        grade: Callable[[Problem, str], bool],
+    ) -> None:
+        """Open the environment once, to see that it can be. The builder's prompts then have its instructions.
+
+        Args:
+            config: the section environment, with a name.
+            builder: the prompt builder of the model.
+            grade: whether a text, with the prompt's prefill, answers a problem rightly.
+
+        Raises UserError for options that it does not have, a class that cannot be imported, a machine without the
+        sandbox that it needs, and a chat template without a place for its answers.
+        """
+        assert config.name is not None
+        self.config = config
+        self.writer = TurnWriter(builder, min_pixels=config.min_pixels, max_pixels=config.max_pixels)
+        self._own: OwnEnvironments | None = None
+        self._setup = Setup(
+            config.options,
+            calls=self.writer.calls,
+            model_type=builder.config.model_type,
+            workers=config.workers,
+            grade=lambda problem, text: grade(problem, builder.prefill + text),
+            shown=lambda problem: [],
+        )
+        if config.is_own:
+            self._own = OwnEnvironments(config.name, config.options, timeout=config.timeout, workers=config.workers)
+            self.instructions = self._own.instructions
+        else:
+            factory, options = ENVIRONMENTS[config.name]
+            self._setup.check_options(options)
+            self.instructions = factory(self._setup).instructions
+        if config.instructions is not None:
+            self.instructions = config.instructions
+        builder.instructions = self.instructions
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)
+        self._thread.start()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what an evaluation's numbers depend on, as plain JSON."""
+        return self.config.model_dump(exclude={"allow_class", "workers"})
+
+    def episodes(self, problems: Sequence[Problem], *, seed: int, step: int) -> Episodes:
+        """Return what a sampler asks during one request, whose prompts are those of these problems, in order."""
+        return Episodes(self, problems, seed=seed, step=step)
+
+    def close(self) -> None:
+        """End the thread, and the processes of the environment."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._own is not None:
+            self._own.close()
+        for resource in self._setup.resources.values():
+            resource.close()
+
+    def make(self, prompt: Prompt, *, number: int, key: str) -> Environment:
+        """Return the environment of one episode."""
+        if self._own is not None:
+            return self._own.open(number, key)
+        sizes = [image.size for image in prompt.images]
+        factory, _ = ENVIRONMENTS[str(self.config.name)]
+        return factory(replace(self._setup, shown=lambda problem: sizes))
+
+    def run(self, work: Any) -> Future[Any]:
+        """Run a coroutine in the thread of the environments."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class Episodes:
+    """The episodes of one request; see vlm_rl.samplers.base.Episodes."""
+
+    def __init__(self, host: EpisodeHost, problems: Sequence[Problem], *, seed: int, step: int) -> None:
+        self.max_turns = host.config.max_turns
+        self._host, self._problems, self._seed, self._step = host, problems, seed, step
+
+    def open(self, index: int, g: int, prompt: Prompt) -> HostedEpisode:
+        """Begin the episode of response g to a prompt."""
+        key = f"{self._seed}/{self._step}/{prompt.epoch}/{prompt.problem_id}/{g}"
+        environment = self._host.make(prompt, number=index + g, key=key)
+        seed = response_seed(self._seed, self._step, prompt, g, sampled=-1)  # no turn has this one
+        return HostedEpisode(self._host, environment, self._problems[index], seed)
+
+
+@dataclass(slots=True, eq=False)
+class HostedEpisode:
+    """One episode. Its turns are answered one after the other."""
+
+    host: EpisodeHost
+    environment: Environment
+    problem: Problem
+    seed: int
+    has_begun: bool = False
+    num_observed: int = 0  # tokens
+    num_images: int = 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
+        return bool(getattr(self.environment, "is_quick", False))
+
+    def answer(self, text: str, ids: np.ndarray) -> Future[Answer]:
+        """Answer a turn; see vlm_rl.samplers.base.Episode."""
+        return self.host.run(self._answer(text, ids))
+
+    async def _answer(self, text: str, ids: np.ndarray) -> Answer:
+        reply = await self._step(text)
+        if isinstance(reply, Done):
+            return reply.reason
+        for observation in (reply, None):
+            observation = observation or failed("the response is too long to be shown")
+            if (answer := self._written(observation, ids)) is not None:
+                return answer
+        return "observed_tokens"
+
+    async def _step(self, text: str) -> Observation | Done:
+        """Return what the environment answers, or an observation of why it does not."""
+        timeout = self.host.config.timeout
+        try:
+            # An own class has a limit in its own process, which begins once it is its turn there.
+            async with asyncio.timeout(None if self.host.config.is_own else timeout):
+                if not self.has_begun:
+                    await self.environment.reset(self.problem, self.seed)
+                    self.has_begun = True
+                return await self.environment.step(text)
+        except TimeoutError as error:
+            return failed(str(error) or f"no answer within {timeout:g} s")
+        except Exception as error:
+            return failed(f"{type(error).__name__}: {error}"[:300])
+
+    def _written(self, observation: Observation, ids: np.ndarray) -> Answer | None:
+        """Return an observation with its tokens; None where they are more than are left."""
+        config = self.host.config
+        left = config.max_observed_tokens - self.num_observed
+        if observation.images and self.num_images + len(observation.images) > config.max_images:
+            observation = failed(f"no more than {config.max_images} images are shown")
+        if len(observation.text) > _CHARACTERS * left:
+            return None
+        try:
+            observed = self.host.writer.write(observation, after=ids)
+        except TurnError as error:
+            observation = failed(f"the response {error}")
+            observed = self.host.writer.write(observation, after=ids)
+        if len(observed.ids) > left:
+            return None
+        self.num_observed += len(observed.ids)
+        self.num_images += len(observed.images)
+        return observation, observed
+
+
+def open_host(config: EnvironmentConfig, builder: PromptBuilder, grader: Grader) -> EpisodeHost | None:
+    """Return the host of a run's environment, None where it has none. Raises UserError as EpisodeHost does."""
+    if config.name is None:
+        return None
+
+    def grade(problem: Problem, text: str) -> bool:
+        return grader.grade_many([task_of(problem, text, builder.template)])[0].correct
+
+    return EpisodeHost(config, builder, grade=grade)
+
+
+def failed(why: str) -> Observation:
+    """Return the observation that tells the policy why there is no other."""
+    return Observation(f"Error: {why}", error=why)

@@ -1,0 +1,88 @@
+"""A user's environment, in processes of its own, where it can neither end, fork nor block the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as LateError
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from vlm_rl.environments import own_worker
+from vlm_rl.environments.environment import Done, Observation
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+_START_SECONDS = 300.0  # to import the class's module
+
+
+class OwnEnvironments:
+    """The processes in which a user's class runs. An episode stays in one of them."""
+
+    def __init__(self, path: str, options: Mapping[str, Any], *, timeout: float, workers: int) -> None:
+        """Import the class once. Raises UserError where that fails.
+
+        Args:
+            path: of the class, as module.Class.
+            options: what it is opened with.
+            timeout: seconds of a step.
+            workers: processes.
+        """
+        self.path, self.options, self.timeout = path, dict(options), timeout
+        self._pools = [_pool() for _ in range(workers)]
+        asked = self._pools[0].schedule(own_worker.describe, args=[path, self.options], timeout=_START_SECONDS)
+        try:
+            self.instructions: str = asked.result()
+        except (UserError, LateError, ProcessExpired) as error:
+            self.close()
+            raise UserError(f"environment.name is {path!r}, and cannot be used: {error}") from None
+
+    def open(self, number: int, key: str) -> OwnEnvironment:
+        """Return the environment of one episode.
+
+        Args:
+            number: of the episode, which chooses its process.
+            key: which no other episode has.
+        """
+        return OwnEnvironment(self, self._pools[number % len(self._pools)], key)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in self._pools:
+            pool.stop()
+            pool.join()
+
+
+class OwnEnvironment:
+    """One episode of a user's environment, whose object lives elsewhere."""
+
+    is_quick = False
+
+    def __init__(self, owner: OwnEnvironments, pool: ProcessPool, key: str) -> None:
+        self.instructions = owner.instructions
+        self._owner, self._pool, self._key = owner, pool, key
+        self._before: list[str] = []
+
+    async def reset(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+
+    async def step(self, text: str) -> Observation | Done:
+        owner = self._owner
+        arguments = [owner.path, owner.options, self._key, self._problem, self._seed, [*self._before], text]
+        asked = self._pool.schedule(own_worker.step, args=arguments, timeout=owner.timeout)
+        try:
+            answer = await asyncio.wrap_future(asked)
+        except LateError:
+            raise TimeoutError(f"no answer within {owner.timeout:g} s") from None
+        except ProcessExpired as error:
+            raise RuntimeError(f"its process ended with exit code {error.exitcode}") from None
+        self._before.append(text)  # a turn that failed is not played again
+        return answer
+
+
+def _pool() -> ProcessPool:
+    context: Any = multiprocessing.get_context("spawn")
+    return ProcessPool(1, initializer=own_worker.limit, initargs=[[*sys.path]], context=context)

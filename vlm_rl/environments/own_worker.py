@@ -1,0 +1,112 @@
+"""What runs in the process of a user's environment: one object for each episode, and a step at a time.
+
+An episode whose process was ended is played again from its turns: an environment takes its noise from the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import resource
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm_rl.environments.environment import Done, Observation
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+MEMORY = 8 << 30  # bytes of address space beside what the process has at its start
+_MOST_EPISODES = 4096  # whose objects are kept
+_episodes: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # by key: the object, and the turns that it has seen
+_runner = asyncio.Runner()
+
+
+def limit(path: Sequence[str], memory: int = MEMORY) -> None:
+    """Take over the trainer's import path, and limit the process."""
+    sys.path[:] = path
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        with open("/proc/self/statm", encoding="ascii") as file:
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + memory, held + memory))
+
+
+def load(path: str) -> type:
+    """Import the class `module.Class`. Raises UserError if there is none, and whatever its module raises."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(str(error)) from None
+    for method in ("reset", "step"):
+        if not inspect.iscoroutinefunction(getattr(found, method, None)):
+            raise UserError(f"it has no method `async def {method}`; see docs/environments.md")
+    return found
+
+
+def describe(path: str, options: Mapping[str, Any]) -> str:
+    """Return the instructions of a class. Raises UserError where it cannot be imported or opened."""
+    try:
+        return str(getattr(load(path)(**options), "instructions", ""))
+    except UserError:
+        raise
+    except BaseException as error:
+        raise UserError(f"{type(error).__name__}: {error}"[:300]) from None
+
+
+def step(
+    path: str, options: Mapping[str, Any], key: str, problem: Problem, seed: int, before: Sequence[str], text: str
+) -> Observation | Done:
+    """Answer a turn.
+
+    Args:
+        path: the class.
+        options: what it is opened with.
+        key: of the episode.
+        problem: of the episode.
+        seed: of the episode.
+        before: the texts of its earlier turns, which an object that is new here is given again.
+        text: of the turn.
+
+    Raises RuntimeError, with a message in one line, where the class raises or returns something else.
+    """
+    try:
+        return _runner.run(_step(path, options, key, problem, seed, before, text))
+    except BaseException as error:  # SystemExit too: the message goes to the policy, and must be able to travel
+        raise RuntimeError(f"{type(error).__name__}: {error}"[:300]) from None
+
+
+async def _step(
+    path: str, options: Mapping[str, Any], key: str, problem: Problem, seed: int, before: Sequence[str], text: str
+) -> Observation | Done:
+    environment, seen = _episodes.pop(key, (None, 0))
+    if environment is None or seen != len(before):
+        environment = load(path)(**options)
+        await environment.reset(problem, seed)
+        for earlier in before:
+            await environment.step(earlier)
+    answer = await environment.step(text)
+    if isinstance(answer, Observation):
+        _episodes[key] = environment, len(before) + 1
+        if len(_episodes) > _MOST_EPISODES:
+            _episodes.popitem(last=False)
+        return _checked(answer)
+    if isinstance(answer, Done):
+        return Done(str(answer.reason)[:100])
+    raise TypeError(f"step returned {type(answer).__name__}, neither an Observation nor Done")
+
+
+def _checked(answer: Observation) -> Observation:
+    images = tuple(answer.images)
+    for image in images:
+        if not isinstance(image, bytes):
+            raise TypeError(
+                f"an image of an Observation is {type(image).__name__}, not the bytes of a PNG, JPEG or WEBP"
+            )
+    for name in ("text", "error", "tool"):
+        if not isinstance(getattr(answer, name), str):
+            raise TypeError(f"{name} of an Observation is {type(getattr(answer, name)).__name__}, not a text")
+    return Observation(answer.text, images, answer.error[:300], answer.tool[:100])
