@@ -259,8 +259,8 @@ def problem_of_row(row: Mapping[str, Any], images: Sequence[bytes]) -> Problem:
     )
 
 
-def load_training_sets(config: DataConfig) -> list[Problem]:
-    """Return the problems of data.train, in order.
+def load_training_sets(config: DataConfig, *, may_be_larger: bool = False) -> list[Problem]:
+    """Return the problems of data.train, in order. For `may_be_larger` see `check_pixel_limits`.
 
     Raises UserError for a set prepared with other pixel limits, for ids that occur twice, and for
     rows of a benchmark unless data.allow_test_rows is true.
@@ -268,7 +268,7 @@ def load_training_sets(config: DataConfig) -> list[Problem]:
     problems: list[Problem] = []
     origin: dict[str, str] = {}
     for path in config.train:
-        check_pixel_limits(path, config)
+        check_pixel_limits(path, config, may_be_larger=may_be_larger)
         loaded = load_set(path)
         check_runnable(path, loaded)
         for problem in loaded:
@@ -287,8 +287,10 @@ def load_training_sets(config: DataConfig) -> list[Problem]:
     return problems
 
 
-def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
+def load_eval_sets(config: DataConfig, *, may_be_larger: bool = False) -> dict[str, list[Problem]]:
     """Return the problems of each set of data.eval under the name of its folder, which its results get too.
+
+    For `may_be_larger` see `check_pixel_limits`.
 
     Raises UserError for a name that a folder of results cannot have, and for a name that occurs twice.
     """
@@ -297,7 +299,7 @@ def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
         name = check_benchmark_name(Path(path).resolve().name)
         if name in sets:
             raise UserError(f"data.eval: {path} is the second set named {name!r}, and results go by name; rename one")
-        check_pixel_limits(path, config)
+        check_pixel_limits(path, config, may_be_larger=may_be_larger)
         sets[name] = load_set(path)
         check_runnable(path, sets[name])
         if not sets[name]:
@@ -305,11 +307,16 @@ def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
     return sets
 
 
-def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
-    """Raise UserError if a set's images were prepared for other pixel limits than the run's."""
+def check_pixel_limits(path: str | Path, config: DataConfig, *, may_be_larger: bool = False) -> None:
+    """Raise UserError if a set's images were prepared for other pixel limits than the run's.
+
+    With an environment they `may_be_larger`: a prompt shows them smaller, and a tool looks closer.
+    """
     recorded = read_manifest(path)
     for key in ("min_pixels", "max_pixels"):
         wanted = getattr(config, key)
+        if may_be_larger and key == "max_pixels" and recorded.get(key, wanted) > wanted:
+            continue
         if key in recorded and recorded[key] != wanted:
             raise UserError(
                 f"{path} was prepared with {key} {recorded[key]}, but data.{key} is {wanted}: "

@@ -22,6 +22,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.rewards.grounding import COORDINATES
 from vlm_rl.types import Problem
 
+_ROUNDING = 1e-6  # pixels: a whole pixel's edge may come out a little beside it
+
 OPTIONS: dict[str, Any] = {
     "tool": "image_zoom_in_tool",  # its name
     "calls": 4,  # most that are followed
@@ -101,8 +103,8 @@ class Zoom:
         data = self._problem.images[number]
         image = decode_image(data, where=f"problem {self._problem.id!r} image {number}", limits=TEST_LIMITS)
         left, top, right, bottom = box
-        x1, y1 = math.floor(left * image.width), math.floor(top * image.height)
-        x2, y2 = math.ceil(right * image.width), math.ceil(bottom * image.height)
+        x1, y1 = math.floor(left * image.width + _ROUNDING), math.floor(top * image.height + _ROUNDING)
+        x2, y2 = math.ceil(right * image.width - _ROUNDING), math.ceil(bottom * image.height - _ROUNDING)
         crop = image.crop((x1, y1, max(x2, x1 + 1), max(y2, y1 + 1)))
         if self._is_blank:
             crop = Image.new("RGB", crop.size, (128, 128, 128))

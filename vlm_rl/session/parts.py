@@ -30,8 +30,9 @@ def load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Problem
 
     Raises UserError for a set with rows of a benchmark that is trained on.
     """
-    problems = load_training_sets(config.data)
-    eval_sets = load_eval_sets(config.data) if config.eval.every else {}
+    with_tools = config.environment.name is not None
+    problems = load_training_sets(config.data, may_be_larger=with_tools)
+    eval_sets = load_eval_sets(config.data, may_be_larger=with_tools) if config.eval.every else {}
     for name, held_out in eval_sets.items():
         refuse_contaminated(name, held_out, contaminated_sources(problems))
     return problems, eval_sets

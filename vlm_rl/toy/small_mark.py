@@ -1,9 +1,9 @@
-"""The task of `quickstart --tools`: a mark that cannot be read before a tool has shown it larger.
+"""The task of `quickstart --tools`: a board that cannot be read before a tool has shown it larger.
 
-An image of 336 x 336 pixels has 3 x 3 cells: squares of plain colours, and in one cell a small grey mark. The prompt
-shows the image at 84 x 84, where the mark is a grey spot that says where to look. Its pattern has a period of 4
-pixels, one of the prompt's, so that every pattern is the same grey there.
-The crop of the mark alone shows it at one and a half times its size.
+An image of 588 x 588 pixels has 3 x 3 cells: squares of plain colours, nothing, and in one cell a small board of 3 x 3
+patterns. The prompt shows the image at 84 x 84, where the board is a grey spot that says where to look. The patterns'
+period of 7 pixels is one pixel of the prompt, so that all of them are the same grey there. The crop of the board shows
+each pattern on 28 x 28 pixels, a merged visual token.
 """
 
 from __future__ import annotations
@@ -17,117 +17,140 @@ from PIL import Image
 
 from vlm_rl.environments.calls import written
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.toy.counting_task import chat_texts, keyed_rng
+from vlm_rl.toy.counting_task import MAX_COUNT, chat_texts, keyed_rng
 
-SIDE, SHOWN = 336, 84  # pixels of the image, and of what the prompt shows
-MARK, PERIOD = 56, 4  # pixels of the mark's side and of its pattern, in the image
+SIDE, SHOWN, BOARD = 588, 84, 84  # pixels of the image, of what the prompt shows, and of the board in the image
+PERIOD = SIDE // SHOWN
 TOOL, FORM = "zoom", "tool_call"
 CELLS = ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "c2", "c3")  # row by row
-PATTERNS = ("rows", "columns", "checks", "rising", "falling", "plain")
-QUESTION = "<image>\nWhich pattern does the small mark have?"
+PATTERNS = ("rows", "columns", "rising", "plain")
+COLOURS = {"red": (215, 45, 45), "blue": (45, 85, 215), "green": (45, 165, 75), "yellow": (225, 200, 50)}
 INSTRUCTIONS = "You may zoom into a box of the picture before you answer."
-COLOURS = ((215, 45, 45), (45, 85, 215), (45, 165, 75), (225, 200, 50))
 STYLE_SHARES: Mapping[str, float] = {"guess": 0.6, "zoom": 0.12, "stray": 0.2, "broken": 0.08}
-"""How the warm start answers: a guess without a look, a look at the mark, a look elsewhere and a guess, a call or an
+"""How the warm start answers: a guess without a look, a look at the board, a look elsewhere and a guess, a call or an
 answer that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class MarkProblem:
-    """An image and its answer, before the image is drawn."""
+class BoardProblem:
+    """An image and its question, before the image is drawn."""
 
     id: str
-    cell: int  # where the mark is, row by row
-    pattern: str
+    cells: tuple[str, ...]  # of the image, row by row: a colour, "empty" or "board"
+    board: tuple[str, ...]  # nine patterns, row by row
+    target: str  # the pattern asked for
     seed: tuple[Any, ...]  # of the drawing
 
+    @property
+    def question(self) -> str:
+        return f"<image>\nHow many {self.target} are on the small board?"
 
-def make_problems(count: int, *, seed: int, split: str) -> list[MarkProblem]:
-    """Return `count` problems, a function of (seed, split), whose answers are uniform."""
-    problems = []
-    for number in range(count):
-        rng = keyed_rng(seed, split, number)
-        cell, pattern = int(rng.integers(len(CELLS))), PATTERNS[number % len(PATTERNS)]
-        problems.append(MarkProblem(f"Mark-{split}-{number}", cell, pattern, (seed, split, number, "drawing")))
-    return problems
+    @property
+    def count(self) -> int:
+        """Return the right answer."""
+        return self.board.count(self.target)
 
 
-def draw(problem: MarkProblem) -> Image.Image:
+def make_problems(count: int, *, seed: int, split: str) -> list[BoardProblem]:
+    """Return `count` problems, a function of (seed, split), with answers uniform on 0..8."""
+    return [_make_problem(number, seed, split) for number in range(count)]
+
+
+def _make_problem(number: int, seed: int, split: str) -> BoardProblem:
+    rng = keyed_rng(seed, split, number)
+    target = PATTERNS[rng.integers(len(PATTERNS))]
+    others = [pattern for pattern in PATTERNS if pattern != target]
+    board = [others[i] for i in rng.integers(len(others), size=len(CELLS))]
+    for place in rng.choice(len(CELLS), size=int(rng.integers(MAX_COUNT + 1)), replace=False):
+        board[place] = target
+    kinds = [*COLOURS, "empty"]
+    cells = [kinds[i] for i in rng.integers(len(kinds), size=len(CELLS))]
+    cells[rng.integers(len(CELLS))] = "board"
+    return BoardProblem(f"Board-{split}-{number}", tuple(cells), tuple(board), target, (seed, split, number, "draw"))
+
+
+def draw(problem: BoardProblem) -> Image.Image:
     """Return the image, RGB."""
     rng = keyed_rng(*problem.seed)
-    cell = SIDE // 3
+    side, square = SIDE // 3, BOARD // 3
     pixels = np.full((SIDE, SIDE, 3), 255, dtype=np.uint8)
-    for index in range(len(CELLS)):
-        top, left = (cell * part for part in divmod(index, 3))
-        if index == problem.cell:
-            top, left = top + (cell - MARK) // 2, left + (cell - MARK) // 2
-            pixels[top : top + MARK, left : left + MARK] = mark(problem.pattern, rng)[..., None]
-        elif rng.random() < 0.6:
-            margin = rng.integers(12, 40, size=4)
-            shade = (np.array(COLOURS[rng.integers(len(COLOURS))]) + rng.integers(-15, 16, size=3)).clip(0, 255)
-            pixels[top + margin[0] : top + cell - margin[1], left + margin[2] : left + cell - margin[3]] = shade
+    for index, kind in enumerate(problem.cells):
+        top, left = (side * part for part in divmod(index, 3))
+        if kind == "board":
+            for place, pattern in enumerate(problem.board):
+                y, x = (square * part + (side - BOARD) // 2 for part in divmod(place, 3))
+                pixels[top + y : top + y + square, left + x : left + x + square] = draw_pattern(pattern)[..., None]
+        elif kind != "empty":
+            margin = rng.integers(14, 36, size=4)
+            shade = (np.array(COLOURS[kind]) + rng.integers(-15, 16, size=3)).clip(0, 255)
+            pixels[top + margin[0] : top + side - margin[1], left + margin[2] : left + side - margin[3]] = shade
     return Image.fromarray(pixels)
 
 
-def mark(pattern: str, rng: np.random.Generator) -> np.ndarray:
-    """Return the mark, uint8 [MARK, MARK]: black and white in equal parts, moved by a random part of the period."""
-    y, x = np.mgrid[:MARK, :MARK] + rng.integers(PERIOD, size=(2, 1, 1))
-    half = PERIOD // 2
-    wave = {
-        "rows": y // half,
-        "columns": x // half,
-        "checks": y // half + x // half,
-        "rising": (x + y) // half,
-        "falling": (x - y + MARK * PERIOD) // half,
-    }
-    return (255 * (wave[pattern] % 2) if pattern in wave else np.full_like(x, 128)).astype(np.uint8)
+def draw_pattern(pattern: str) -> np.ndarray:
+    """Return a square of the board, uint8 [28, 28]. Every pattern has the mean 255 * 3 / 7 over each period."""
+    y, x = np.mgrid[: BOARD // 3, : BOARD // 3]
+    if pattern == "plain":
+        return np.full_like(x, round(255 * (PERIOD // 2) / PERIOD), dtype=np.uint8)
+    along = {"rows": y, "columns": x, "rising": x + y}[pattern]
+    return (255 * (2 * along // PERIOD % 2)).astype(np.uint8)
 
 
 def box_of(cell: int) -> list[int]:
-    """Return the box of a cell's mark, in pixels of the image as the prompt shows it."""
-    top, left = (SHOWN // 3 * part for part in divmod(cell, 3))
-    margin = (SHOWN // 3 - MARK * SHOWN // SIDE) // 2
-    size = MARK * SHOWN // SIDE
-    return [left + margin, top + margin, left + margin + size, top + margin + size]
+    """Return the box of a board in this cell, in pixels of the image as the prompt shows it."""
+    size = BOARD * SHOWN // SIDE
+    top, left = (SHOWN // 3 * part + (SHOWN // 3 - size) // 2 for part in divmod(cell, 3))
+    return [left, top, left + size, top + size]
 
 
-def turns(problem: MarkProblem, style: str, rng: np.random.Generator) -> list[str]:
+def turns(problem: BoardProblem, style: str, rng: np.random.Generator) -> list[str]:
     """Return the policy's turns in this style, in the full template, without the end-of-turn token."""
-    guess = PATTERNS[rng.integers(len(PATTERNS))]
+    cell, guess = problem.cells.index("board"), int(rng.integers(MAX_COUNT + 1))
+    search = "".join(f" {CELLS[i]} {kind}" for i, kind in enumerate(problem.cells[: cell + 1]))
+    call = _call(cell)
     if style == "guess":
         return [respond(" guess", guess)]
     if style == "zoom":
-        return [look(problem.cell), respond(" seen", problem.pattern)]
+        return [f"<think>{search}</think>{call}", respond(_scan(problem), problem.count)]
     if style == "stray":
-        cell = int((problem.cell + rng.integers(1, len(CELLS))) % len(CELLS))
-        return [look(cell), respond(" nothing", guess)]
-    call = written(TOOL, {"bbox_2d": box_of(problem.cell)}, FORM)
+        other = int((cell + rng.integers(1, len(CELLS))) % len(CELLS))
+        return [f"<think> {CELLS[other]}</think>{_call(other)}", respond(" nothing", guess)]
     return (
-        [f"<think> {CELLS[problem.cell]}</think>{call[: len(call) // 2]}", respond(" error", guess)],
-        [f"<think> guess</think>\\boxed{{{guess}}}"],
+        [f"<think>{search}</think>{call.removesuffix('</tool_call>')}", respond(" error", guess)],
+        [rf"<think> guess</think>\boxed{{{guess}}}"],
     )[rng.integers(2)]
 
 
-def look(cell: int) -> str:
-    """Return the turn that zooms into a cell's middle."""
-    return f"<think> {CELLS[cell]}</think>{written(TOOL, {'bbox_2d': box_of(cell)}, FORM)}"
+def _call(cell: int) -> str:
+    return written(TOOL, {"bbox_2d": box_of(cell)}, FORM)
 
 
-def respond(reasoning: str, pattern: str) -> str:
+def _scan(problem: BoardProblem) -> str:
+    """Return ` a1 rows 1 a2 plain 1 ...`: each place of the board, its pattern, and how many of the target so far."""
+    counts = [problem.board[: index + 1].count(problem.target) for index in range(len(CELLS))]
+    return "".join(f" {c} {p} {n}" for c, p, n in zip(CELLS, problem.board, counts, strict=True))
+
+
+def respond(reasoning: str, answer: int) -> str:
     """Return a last turn."""
-    return TEMPLATES["think_answer"].wrap(reasoning, pattern)
+    return TEMPLATES["think_answer"].wrap(reasoning, str(answer))
 
 
 def tokenizer_texts() -> list[str]:
     """Return texts on which a tokenizer learns every word of the task and the prompt as a single token."""
-    words = [*CELLS, *PATTERNS, "guess", "seen", "nothing", "error", "Error"]
-    calls = [look(cell) for cell in range(len(CELLS))]
-    responses = ["Error: the call has no end", "Error: no calls are left; answer now", "<tool_response>\n\n</tool_response>"]
-    task = [QUESTION, INSTRUCTIONS, *(f" {word}" for word in words), *calls, *responses, *PATTERNS]
+    words = [*CELLS, *PATTERNS, *COLOURS, "empty", "board", *map(str, range(MAX_COUNT + 2))]
+    words += ["guess", "nothing", "error", "Error"]
+    questions = [f"\nHow many {pattern} are on the small board?" for pattern in PATTERNS]
+    responses = [
+        "Error: the call has no end",
+        "Error: no calls are left; answer now",
+        "<tool_response>\n\n</tool_response>",
+    ]
+    task = [*questions, INSTRUCTIONS, *(f" {word}" for word in words), *map(_call, range(len(CELLS))), *responses]
     return [*task * 20, *chat_texts()]
 
 
-def mixture(problems: Sequence[MarkProblem], count: int, *, seed: int) -> list[tuple[int, list[str]]]:
+def mixture(problems: Sequence[BoardProblem], count: int, *, seed: int) -> list[tuple[int, list[str]]]:
     """Return `count` traces in the proportions of STYLE_SHARES: (a problem's place, its turns)."""
     rng = keyed_rng(seed, "traces", 0)
     styles = list(STYLE_SHARES)

@@ -135,9 +135,7 @@ def build_tiny_model(
     return out
 
 
-def train_tokenizer(
-    texts: Sequence[str], *, vocabulary: int, visible: Sequence[str] = ()
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Sequence[str], *, vocabulary: int, visible: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of at most `vocabulary` entries, control tokens and visible ones included."""
     added = (*VISIBLE_TOKENS, *visible)
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,0 +1,199 @@
+"""Whatever an environment does, an episode gets an answer, within the limits of tokens, images and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.episodes import png
+from vlm_rl.config import EnvironmentConfig
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.environments.host import EpisodeHost, HostedEpisode
+from vlm_rl.environments.script import play
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.base import Answer
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
+
+OWN = "tests.helpers.own_environment"
+PICTURE = png(np.random.default_rng(0), 168, 168)
+PROBLEM = Problem("p", "<image>How many?", (PICTURE,), "3", "integer")
+
+
+@pytest.fixture(scope="module")
+def builder(tiny_model: Path) -> PromptBuilder:
+    return PromptBuilder(tiny_model, template=TEMPLATES["think_answer"])
+
+
+@contextmanager
+def hosted(builder: PromptBuilder, name: str, **settings: Any) -> Iterator[EpisodeHost]:
+    own = "." in name
+    config = EnvironmentConfig(name=name, allow_class=own, workers=1, **settings)
+    host = EpisodeHost(config, builder, grade=lambda problem, text: f"boxed{{{problem.answer}}}" in text)
+    try:
+        yield host
+    finally:
+        host.close()
+        builder.instructions = ""
+
+
+@pytest.fixture(scope="module")
+def bad(builder: PromptBuilder) -> Iterator[EpisodeHost]:
+    with hosted(builder, f"{OWN}.Bad", timeout=3.0, max_observed_tokens=200) as host:
+        yield host
+
+
+def opened(host: EpisodeHost, builder: PromptBuilder, g: int = 0, *, step: int = 0) -> HostedEpisode:
+    return host.episodes([PROBLEM], seed=0, step=step).open(0, g, builder.build(PROBLEM))
+
+
+def say(episode: HostedEpisode, builder: PromptBuilder, text: str) -> Answer:
+    ids = builder.tokenizer.encode(text, add_special_tokens=False)
+    return episode.answer(text, np.array([*ids, builder.eos_ids[0]], np.int32)).result(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise", "ValueError: no such thing"),
+        ("quit", "SystemExit: 5"),
+        ("exit", "ended with exit code 3"),
+        ("hang", "no answer within 3 s"),
+        ("sleep", "no answer within 3 s"),
+        ("long", "too long to be shown"),
+        ("broken", "cannot be shown"),
+        ("huge", "cannot be shown"),
+        ("number", "neither an Observation nor Done"),
+        ("memory", "MemoryError"),
+    ],
+)
+def test_a_bad_environment_gives_an_error_turn_and_the_episode_goes_on(
+    text: str, told: str, bad: EpisodeHost, builder: PromptBuilder
+) -> None:
+    episode = opened(bad, builder, step=hash(text) % 1000)
+    first, answer, after = (say(episode, builder, said) for said in ("go", text, "go"))
+    assert not isinstance(answer, str)
+    observation, observed = answer
+    assert told in observation.error
+    assert observation.text.startswith("Error: ")
+    assert len(observed.ids) <= 200
+    for number, counted in ((1, first), (2, after)):  # the turn that failed does not count
+        assert not isinstance(counted, str)
+        assert counted[0].text.startswith(f"turn {number} of p: ")
+
+
+def test_control_tokens_of_an_environment_do_not_reach_the_ids(bad: EpisodeHost, builder: PromptBuilder) -> None:
+    answer = say(opened(bad, builder), builder, "control")
+    assert not isinstance(answer, str)
+    control = {builder.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|image_pad|>")}
+    assert sum(int(i) in control for i in answer[1].ids) == 2, "the template's own <|im_start|>, twice"
+
+
+def test_an_own_environment_repeats_itself_by_its_seed(bad: EpisodeHost, builder: PromptBuilder) -> None:
+    """Also where its process is new: the earlier turns are played again."""
+
+    def texts(step: int) -> list[str]:
+        episode = opened(bad, builder, step=step)
+        said = []
+        for text in ("one", "exit", "two", "three"):
+            answer = say(episode, builder, text)
+            assert not isinstance(answer, str)
+            said.append(answer[0].text)
+        assert say(episode, builder, "four") == "enough"
+        return said
+
+    assert texts(7) == texts(7)
+    assert texts(7) != texts(8)
+
+
+def test_a_hanging_class_is_not_waited_for_twice(bad: EpisodeHost, builder: PromptBuilder) -> None:
+    episode, begun = opened(bad, builder, step=9), time.monotonic()
+    say(episode, builder, "hang")
+    say(episode, builder, "go")
+    assert time.monotonic() - begun < 40
+
+
+def test_a_class_that_cannot_be_used_is_refused(builder: PromptBuilder) -> None:
+    cases = {f"{OWN}.Missing": "Missing", f"{OWN}.Sync": "async def reset", "no.such.Thing": "No module"}
+    for name, told in cases.items():
+        with pytest.raises(UserError, match=told), hosted(builder, name):
+            pass
+    with (
+        pytest.raises(UserError, match="unexpected keyword"),
+        hosted(builder, f"{OWN}.Counter", options={"least": 1}),
+    ):
+        pass
+
+
+def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:
+    call = '```tool_call\n{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 56, 56]}}\n```'
+    with hosted(builder, "zoom", max_images=1, max_observed_tokens=80, max_pixels=28 * 28 * 9) as host:
+        episode = opened(host, builder)
+        answers = [say(episode, builder, call) for _ in range(4)]
+    assert not isinstance(answers[0], str)
+    assert len(answers[0][1].images) == 1
+    observed = [answer for answer in answers if not isinstance(answer, str)]
+    assert sum(len(answer[1].ids) for answer in observed) <= 80
+    assert "no more than 1 images" in observed[1][0].error
+    assert answers[-1] == "observed_tokens", "not even an error has room"
+
+
+def test_python_runs_inside_the_sandbox(builder: PromptBuilder) -> None:
+    def program(code: str) -> str:
+        import json
+
+        return f"```tool_call\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n```"
+
+    with hosted(builder, "python", options={"seconds": 2.0}, max_observed_tokens=4000) as host:
+        episode = opened(host, builder)
+        answers = [
+            say(episode, builder, program(code))
+            for code in ("print(6 * 7)", "1 / 0", "while True: pass", "print('x' * 5000)")
+        ]
+        last = say(episode, builder, program("print(1)"))
+    shown = [answer[0] for answer in answers if not isinstance(answer, str)]
+    assert (shown[0].text, shown[0].error) == ("42", "")
+    assert "ZeroDivisionError" in shown[1].error
+    assert shown[2].error
+    assert "3000 characters are left out" in shown[3].text
+    assert not isinstance(last, str)
+    assert "no calls are left" in last[0].error
+
+
+def test_a_wrong_answer_gets_a_second_try(builder: PromptBuilder) -> None:
+    with hosted(builder, "answer_check", options={"tries": 3}) as host:
+        episode = opened(host, builder)
+        answers = [say(episode, builder, text) for text in (r"\boxed{4}", r"\boxed{3}")]
+        hopeless = opened(host, builder)
+        others = [say(hopeless, builder, r"\boxed{4}") for _ in range(3)]
+    assert not isinstance(answers[0], str)
+    assert "3" not in answers[0][0].text, "nothing of the right answer is said"
+    assert answers[1] == "done"
+    assert [isinstance(answer, str) for answer in others] == [False, False, True]
+
+
+def test_a_script_plays_with_the_real_environment(builder: PromptBuilder) -> None:
+    call = '<think> look</think>\n```tool_call\n{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 56, 56]}}\n```'
+    said = [call, r"<think> seen</think><answer>\boxed{3}</answer>"]
+    with hosted(builder, "zoom") as host:
+        prompt = builder.build(PROBLEM)
+        rollout = play(host, builder, PROBLEM, prompt, said)
+        assert [turn.text for turn in rollout.turns] == said
+        assert len(rollout.observed) == 1
+        with pytest.raises(ValueError, match="ends the episode at turn 1"):
+            play(host, builder, PROBLEM, prompt, [said[1], said[1]])
+
+
+def test_the_prompt_says_what_may_be_called(builder: PromptBuilder) -> None:
+    with hosted(builder, "zoom"):
+        assert "image_zoom_in_tool" in builder.build(PROBLEM).text
+    with hosted(builder, "zoom", instructions="Look twice."):
+        text = builder.build(PROBLEM).text
+        assert "Look twice." in text
+        assert "image_zoom_in_tool" not in text
