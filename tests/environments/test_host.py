@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.episodes import png
 from vlm_rl.config import EnvironmentConfig
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.environments.calls import written
 from vlm_rl.environments.host import EpisodeHost, HostedEpisode
 from vlm_rl.environments.script import play
 from vlm_rl.errors import UserError
@@ -45,7 +46,7 @@ def hosted(builder: PromptBuilder, name: str, **settings: Any) -> Iterator[Episo
 
 @pytest.fixture(scope="module")
 def bad(builder: PromptBuilder) -> Iterator[EpisodeHost]:
-    with hosted(builder, f"{OWN}.Bad", timeout=3.0, max_observed_tokens=200) as host:
+    with hosted(builder, f"{OWN}.Bad", timeout=1.5, max_observed_tokens=200) as host:
         yield host
 
 
@@ -64,8 +65,8 @@ def say(episode: HostedEpisode, builder: PromptBuilder, text: str) -> Answer:
         ("raise", "ValueError: no such thing"),
         ("quit", "SystemExit: 5"),
         ("exit", "ended with exit code 3"),
-        ("hang", "no answer within 3 s"),
-        ("sleep", "no answer within 3 s"),
+        ("hang", "no answer within 1.5 s"),
+        ("sleep", "no answer within 1.5 s"),
         ("long", "too long to be shown"),
         ("broken", "cannot be shown"),
         ("huge", "cannot be shown"),
@@ -132,7 +133,7 @@ def test_a_class_that_cannot_be_used_is_refused(builder: PromptBuilder) -> None:
 
 
 def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:
-    call = '```tool_call\n{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 56, 56]}}\n```'
+    call = written("image_zoom_in_tool", {"bbox_2d": [0, 0, 56, 56]}, "fenced")
     with hosted(builder, "zoom", max_images=1, max_observed_tokens=80, max_pixels=28 * 28 * 9) as host:
         episode = opened(host, builder)
         answers = [say(episode, builder, call) for _ in range(4)]
@@ -146,9 +147,7 @@ def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:
 
 def test_python_runs_inside_the_sandbox(builder: PromptBuilder) -> None:
     def program(code: str) -> str:
-        import json
-
-        return f"```tool_call\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n```"
+        return written("python", {"code": code}, "fenced")
 
     with hosted(builder, "python", options={"seconds": 2.0}, max_observed_tokens=4000) as host:
         episode = opened(host, builder)
@@ -179,7 +178,7 @@ def test_a_wrong_answer_gets_a_second_try(builder: PromptBuilder) -> None:
 
 
 def test_a_script_plays_with_the_real_environment(builder: PromptBuilder) -> None:
-    call = '<think> look</think>\n```tool_call\n{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 56, 56]}}\n```'
+    call = f"<think> look</think>\n{written('image_zoom_in_tool', {'bbox_2d': [0, 0, 56, 56]}, 'fenced')}"
     said = [call, r"<think> seen</think><answer>\boxed{3}</answer>"]
     with hosted(builder, "zoom") as host:
         prompt = builder.build(PROBLEM)

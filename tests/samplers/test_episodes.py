@@ -1,4 +1,4 @@
-"""Responses of several turns, drawn by every engine of this process: exact ids, one expansion, each in its own time."""
+"""Responses of several turns by the engines of this process: exact ids, one expansion, each in its own time."""
 
 from __future__ import annotations
 

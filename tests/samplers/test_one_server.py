@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 import time
+from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.episodes import RandomEpisodes, largest_gap, let_turns_end
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
+from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.samplers.remote import push as server_push
@@ -72,6 +75,26 @@ def test_a_response_that_weights_overtake_continues_under_the_new_ones(fleet: Fl
             break
     assert all([*dict.fromkeys(rollout.versions_R)] == [step - 1, step] for rollout in mixed) and mixed
     sampler.close()
+
+
+def test_episodes_are_of_the_learner_and_repeat_themselves(fleet: Fleet) -> None:
+    """Two turns with pictures between them: the unmodified model gives the sampled tokens the same log-probs."""
+    builder = copy(fleet.builder)
+    let_turns_end(builder)
+    fleet = replace(fleet, builder=builder)
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 3)
+    writer = TurnWriter(builder, max_pixels=84 * 84)
+
+    def draw() -> list[list[Rollout]]:
+        episodes = RandomEpisodes(writer, max_turns=2, is_quick=False)
+        return sampler.generate(SampleRequest(fleet.prompts[:3], PARAMS, seed=1, step=2, episodes=episodes))
+
+    groups = draw()
+    rollouts = [rollout for group in groups for rollout in group]
+    assert sum(len(seen.images) for rollout in rollouts for _, seen in rollout.observed) > 3
+    assert largest_gap(fleet.model, builder, fleet.prompts[:3], groups) < 1e-4
+    assert same(draw(), groups)
 
 
 def test_what_a_learner_no_longer_waits_for_harms_no_later_request(fleet: Fleet) -> None:

@@ -200,6 +200,8 @@ def add_quickstart(commands: Commands) -> None:
     names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo, cispo, sapo or vl_norm: docs/algorithms.md"
     quick.add_argument("--algorithm", default="luspo", help=names)
     quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
+    tools = "with a tool: a board that cannot be read before the policy zooms; see docs/environments.md"
+    quick.add_argument("--tools", action="store_true", help=tools)
     quick.set_defaults(command=_quickstart)
 
 
@@ -224,11 +226,16 @@ def _quickstart(options: argparse.Namespace) -> None:
     if note := set_threads():
         print(note, flush=True)
     from vlm_rl.data_prep.quickstart_data import make_quickstart_data
+    from vlm_rl.data_prep.tools_data import make_tools_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart
+    from vlm_rl.toy.tools_quickstart import tools_quickstart
 
     results = {}
     for number, out in outs.items():
-        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=number)
-        results[number] = quickstart(toy, out, seed=number, sampler=options.sampler, algorithm=options.algorithm)
+        folder, how = out.with_name(f"{out.name}-data"), {"sampler": options.sampler, "algorithm": options.algorithm}
+        if options.tools:
+            results[number] = tools_quickstart(make_tools_data(folder, seed=number), out, seed=number, **how)
+        else:
+            results[number] = quickstart(make_quickstart_data(folder, seed=number), out, seed=number, **how)
     if options.seeds:
         print_seeds(results)

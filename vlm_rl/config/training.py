@@ -547,13 +547,14 @@ def conflicts_of_environment(
         "ahead": "whose responses may hold tokens of several weights",
         "replay_routing": "which has no routing of observed tokens",
     }
+    begin = f"environment.name is {environment.name}, and rollout"
     for key, why in unfit.items():
         if value := getattr(rollout, key):
-            yield f"environment.name is {environment.name}, and rollout.{key} is {value}, {why}: leave one of them out"
+            yield f"{begin}.{key} is {value}, {why}: leave one of them out"
     if rollout.tensor_parallel > 1 and rollout.sampler != "server":
         yield (
-            f"environment.name is {environment.name}, and rollout.tensor_parallel is {rollout.tensor_parallel}: the "
-            "ranks of an engine would be answered at different times; use rollout.sampler=server, or one rank"
+            f"{begin}.tensor_parallel is {rollout.tensor_parallel}: the ranks of an engine would be answered at "
+            "different times; use rollout.sampler=server, or one rank"
         )
     if (low := environment.min_pixels or data.min_pixels) > (high := environment.max_pixels or data.max_pixels):
         yield f"environment.min_pixels ({low}) is above its max_pixels ({high}); lower the first or raise the second"

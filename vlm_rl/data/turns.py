@@ -11,7 +11,6 @@ are expanded here once, for the learner; the sampler gets one placeholder for ea
 from __future__ import annotations
 
 import io
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,9 +107,8 @@ class TurnWriter:
         token = getattr(self._builder.processor, "image_token", None)
         return "tool" if has_place and (not self._builder.is_vision or (token and token in shown)) else "user"
 
-    @lru_cache(maxsize=64)  # noqa: B019: a writer lives as long as its run
     def _skeleton(self, num_images: int, *, has_text: bool) -> str:
-        """Return what stands between two turns, the text replaced by a stand-in. Raises UserError where it is lost."""
+        """Return what stands between two turns, with a stand-in for the text. Raises UserError where it is lost."""
         shown = self._rendered(self.role, num_images, has_text=has_text)
         if shown.count(_TEXT) != has_text:
             raise UserError(

@@ -12,6 +12,7 @@ import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vlm_rl.environments.environment import Done, Observation
@@ -29,8 +30,7 @@ def limit(path: Sequence[str], memory: int = MEMORY) -> None:
     sys.path[:] = path
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        with open("/proc/self/statm", encoding="ascii") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + memory, held + memory))
 
 

@@ -1,9 +1,9 @@
 """Look again: crop a box out of one of the prompt's images, at the resolution of the file.
 
-The model gives the box in the coordinates of its family: pixels of the image as it saw it, or thousandths of its sides
-(vlm_rl.rewards.grounding). The crop is cut out of the stored image, so that it shows what the prompt's resolution
-lost. A box that reaches over an edge is cut there; one that is too small grows around its centre. The tool has the
-name under which Qwen's models and DeepEyes (arXiv 2505.14362) know it.
+The model gives the box in the coordinates of its family: pixels of the image as it saw it, or thousandths of its
+sides (vlm_rl.rewards.grounding). The crop is cut out of the stored image, so that it shows what the prompt's
+resolution lost. A box that reaches over an edge is cut there; one that is too small grows around its centre. The tool
+has the name under which Qwen's models and DeepEyes (arXiv 2505.14362) know it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from vlm_rl.evaluation.image_controls import image_digests
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.rewards.accuracy import AccuracyPart
 from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.run.turn_record import turns_column
 from vlm_rl.templates import Template, states_answer
 from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
 
@@ -111,6 +112,7 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         image_sha256=image_digests(problem),
         image=None,
         question=name_videos(problem.question, problem.videos),
+        turns=turns_column(rollout) or None,
         image_sizes=[f"{image.width}x{image.height}" for image in prompt.pictures],
     )
 

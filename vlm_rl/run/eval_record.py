@@ -38,6 +38,7 @@ class EvalRecord:
     image: Sequence[bytes] | None  # encoded images; None where the set is too large to keep them
     question: str
     image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
+    turns: str | None = None  # of an episode (run.turn_record); None: there is no environment
     cluster: str | None = None  # shared by problems that were made from one (Benchmark.cluster_of); None: on its own
 
     @property

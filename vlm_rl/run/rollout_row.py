@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pyarrow as pa
 
+from vlm_rl.run.turn_record import turns_column
 from vlm_rl.types import Group
 
 
@@ -35,6 +36,7 @@ class RolloutRow:
     length: int  # generated tokens, the end-of-sequence token included
     stop_reason: str
     policy_version: int
+    turns: str = ""  # of an episode (run.turn_record); "": there is no environment
 
 
 _COLUMN_TYPES: dict[Any, pa.DataType] = {
@@ -78,6 +80,7 @@ def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[Ro
             length=len(rollout.ids),
             stop_reason=rollout.stop_reason,
             policy_version=rollout.policy_version,
+            turns=turns_column(rollout),
         )
         for group in groups
         for rollout, reward, advantage in zip(group.rollouts, group.rewards, group.advantages_G, strict=True)

@@ -1,8 +1,10 @@
-"""Toys: a real Qwen2.5-VL of 0.9 million parameters, drawn tasks, and the quickstart that makes it look.
+"""Toys: a real Qwen2.5-VL of 0.9 million parameters, drawn tasks, and the quickstarts that make it look.
 
-    quickstart         the run; it alone calls vlm_rl.train
+    quickstart         the run
+    tools_quickstart   the run with a tool; the two alone call vlm_rl.train
     tiny_model         the model
     counting_squares   the quickstart's task
+    small_board        the task of the run with a tool
     counting_shades    the study's task
     counting_votes     the study's task with long responses
     counting_task      what these tasks share
@@ -17,7 +19,9 @@ __all__ = [
     "counting_task",
     "counting_votes",
     "quickstart",
+    "small_board",
     "tiny_model",
+    "tools_quickstart",
     "virl_layout",
 ]
-_USES = ["data", "evaluation", "grading", "learner", "report", "run", "samplers"]
+_USES = ["data", "environments", "evaluation", "grading", "learner", "report", "run", "samplers"]

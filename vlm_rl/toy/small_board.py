@@ -1,9 +1,9 @@
 """The task of `quickstart --tools`: a board that cannot be read before a tool has shown it larger.
 
-An image of 588 x 588 pixels has 3 x 3 cells: squares of plain colours, nothing, and in one cell a small board of 3 x 3
-patterns. The prompt shows the image at 84 x 84, where the board is a grey spot that says where to look. The patterns'
-period of 7 pixels is one pixel of the prompt, so that all of them are the same grey there. The crop of the board shows
-each pattern on 28 x 28 pixels, a merged visual token.
+An image of 588 x 588 pixels has 3 x 3 cells: squares of plain colours, nothing, and in one cell a small board of
+3 x 3 patterns. The prompt shows the image at 84 x 84, where the board is a grey spot that says where to look. The
+patterns' period of 7 pixels is one pixel of the prompt. So all of them are the same grey there, but for traces at the
+edges of a pattern. The crop of the board shows each pattern on 28 x 28 pixels, a merged visual token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CELLS = ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "c2", "c3")  # row by row
 PATTERNS = ("rows", "columns", "rising", "plain")
 COLOURS = {"red": (215, 45, 45), "blue": (45, 85, 215), "green": (45, 165, 75), "yellow": (225, 200, 50)}
 INSTRUCTIONS = "You may zoom into a box of the picture before you answer."
-STYLE_SHARES: Mapping[str, float] = {"guess": 0.6, "zoom": 0.12, "stray": 0.2, "broken": 0.08}
+STYLE_SHARES: Mapping[str, float] = {"guess": 0.55, "zoom": 0.2, "stray": 0.17, "broken": 0.08}
 """How the warm start answers: a guess without a look, a look at the board, a look elsewhere and a guess, a call or an
 answer that cannot be read."""
 
@@ -144,7 +144,7 @@ def tokenizer_texts() -> list[str]:
     responses = [
         "Error: the call has no end",
         "Error: no calls are left; answer now",
-        "<tool_response>\n\n</tool_response>",
+        "<tool_response> </tool_response>",
     ]
     task = [*questions, INSTRUCTIONS, *(f" {word}" for word in words), *map(_call, range(len(CELLS))), *responses]
     return [*task * 20, *chat_texts()]

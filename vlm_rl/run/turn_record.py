@@ -1,0 +1,83 @@
+"""An episode as it is stored in a column of text: what each turn said, and what the environment showed.
+
+    [{"text": "...", "tokens": 31, "answer": {"tool": "zoom", "text": "", "error": "", "images": ["<base64 JPEG>"]}},
+     {"text": "...", "tokens": 12, "ending": "done"}]
+
+Images are small copies for readers. The very pixels that the model saw follow from the problem and the turns.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from vlm_rl.types import Rollout, Turn
+
+LARGEST_SIDE = 224  # pixels of a stored copy
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn of an episode, for readers."""
+
+    text: str
+    num_tokens: int
+    has_answer: bool
+    tool: str = ""
+    answer: str = ""
+    error: str = ""
+    images: tuple[bytes, ...] = ()  # JPEG
+    ending: str = ""
+
+
+def turns_column(rollout: Rollout) -> str:
+    """Return the episode as JSON, "" for a response of one turn without an environment."""
+    return json.dumps([_turn(turn) for turn in rollout.turns], ensure_ascii=False) if rollout.turns else ""
+
+
+def read_turns(column: str | None) -> list[StoredTurn]:
+    """Return the turns that `turns_column` wrote; none for "" and for files that are older than episodes."""
+    return [_read(item) for item in json.loads(column)] if column else []
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    stored: dict[str, Any] = {"text": turn.text, "tokens": turn.num_tokens}
+    if (seen := turn.observation) is not None:
+        images = turn.observed.images if turn.observed is not None else ()
+        stored["answer"] = {
+            "tool": seen.tool,
+            "text": seen.text,
+            "error": seen.error,
+            "images": [base64.b64encode(_small(data)).decode() for data in images],
+        }
+    return stored | ({"ending": turn.ending} if turn.ending else {})
+
+
+def _read(item: dict[str, Any]) -> StoredTurn:
+    answer = item.get("answer")
+    seen: dict[str, Any] = answer or {}
+    images: Sequence[str] = seen.get("images", ())
+    return StoredTurn(
+        item["text"],
+        item["tokens"],
+        answer is not None,
+        seen.get("tool", ""),
+        seen.get("text", ""),
+        seen.get("error", ""),
+        tuple(map(base64.b64decode, images)),
+        item.get("ending", ""),
+    )
+
+
+def _small(data: bytes) -> bytes:
+    image = Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
+    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=85)
+    return buffer.getvalue()
