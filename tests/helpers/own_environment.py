@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import time
+
+from PIL import Image
 
 from vlm_rl.environments.environment import Done, Observation
 from vlm_rl.types import Problem
@@ -62,3 +65,16 @@ class Bad(Counter):
 class Sync:
     def reset(self, problem: Problem, seed: int) -> None: ...
     def step(self, text: str) -> None: ...
+
+
+class Pictures(Counter):
+    """Shows a picture of noise after each of the first turns."""
+
+    async def step(self, text: str) -> Observation | Done:
+        answer = await super().step(text)
+        if isinstance(answer, Done):
+            return answer
+        size = (self.noise.randrange(28, 80), self.noise.randrange(28, 80))
+        buffer = io.BytesIO()
+        Image.frombytes("RGB", size, self.noise.randbytes(3 * size[0] * size[1])).save(buffer, "PNG")
+        return Observation(answer.text, (buffer.getvalue(),), tool="look")

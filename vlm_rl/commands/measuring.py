@@ -68,6 +68,8 @@ def add_eval(commands: Commands) -> None:
         default="real",
         help="blank or shuffled images show whether the score needs them",
     )
+    help_environment = "zoom, python, answer_check, none, or a run's .yaml with one (default: the checkpoint's run's)"
+    evaluate.add_argument("--environment", metavar="NAME", help=help_environment)
     evaluate.add_argument("--seed", type=seed, default=0, help="random seed of the sampling")
     help_reward = (
         "a run's configuration, whose part of the reward in the role accuracy decides what is right on sets of no "

@@ -20,7 +20,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 """
 
 from vlm_rl.config.base import ConfigSection
-from vlm_rl.config.environments import EnvironmentConfig
+from vlm_rl.config.environments import SHIPPED_ENVIRONMENTS, EnvironmentConfig
 from vlm_rl.config.messages import explain
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address, is_variable_name
 from vlm_rl.config.policy import (
@@ -72,6 +72,7 @@ __all__ = [
     "ENGINE_SHARE",
     "LARGEST_ENGINE_SHARE",
     "MUTABLE_KEYS",
+    "SHIPPED_ENVIRONMENTS",
     "AlgorithmConfig",
     "CheckpointConfig",
     "Checkpointing",

@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
 
-SHIPPED = ("zoom", "python", "answer_check")
+SHIPPED_ENVIRONMENTS = ("zoom", "python", "answer_check")
 
 
 class EnvironmentConfig(ConfigSection):
@@ -43,11 +43,11 @@ class EnvironmentConfig(ConfigSection):
     @property
     def is_own(self) -> bool:
         """Tell whether the environment is the user's class."""
-        return self.name is not None and self.name not in SHIPPED
+        return self.name is not None and self.name not in SHIPPED_ENVIRONMENTS
 
     def conflicts(self) -> Iterator[str]:
         if self.name is not None and self.is_own and "." not in self.name:
-            yield f"name is {self.name!r}: give {', '.join(SHIPPED)}, or your own class as module.Class"
+            yield f"name is {self.name!r}: give {', '.join(SHIPPED_ENVIRONMENTS)}, or your own class as module.Class"
         elif self.is_own and not self.allow_class:
             yield (
                 f"name is {self.name!r}, and importing it runs the code of its module: read that code, then set "

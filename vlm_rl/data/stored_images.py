@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -105,8 +106,22 @@ class StoredImages(Sequence[bytes]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    def __reduce__(self) -> tuple[Any, tuple[str, int, int]]:
+        """Travel to another process as the place of the images, not as their bytes."""
+        return open_stored, (str(self.file.path.absolute()), self.row, self._count)
+
     def __repr__(self) -> str:
         return f"<{self._count} images of row {self.row} of {self.file.path}>"
+
+
+def open_stored(path: str, row: int, count: int) -> StoredImages:
+    """Return the images of a row of a file, which is opened once in each process."""
+    return StoredImages(_column(path), row, count)
+
+
+@cache
+def _column(path: str) -> ImageColumn:
+    return ImageColumn(Path(path))
 
 
 def _num_bytes(rows: Sequence[Sequence[bytes]]) -> int:

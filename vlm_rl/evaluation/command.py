@@ -19,12 +19,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, RolloutConfig, check_benchmark_name, load_config, parse_config
+from vlm_rl.config import (
+    LARGEST_ENGINE_SHARE,
+    Config,
+    EnvironmentConfig,
+    RolloutConfig,
+    check_benchmark_name,
+    load_config,
+    parse_config,
+)
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, rank, share
+from vlm_rl.environments.host import open_host
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
@@ -40,7 +49,14 @@ from vlm_rl.evaluation.resume import (
     journal_path,
 )
 from vlm_rl.evaluation.scores import score_line
-from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
+from vlm_rl.evaluation.settings import (
+    SetSettings,
+    check_options,
+    choose_environment,
+    choose_settings,
+    run_of,
+    split_note,
+)
 from vlm_rl.grading.grader import Grader
 from vlm_rl.model_files.hub_models import hub_name
 from vlm_rl.model_files.model_folder import check_context, check_divides, check_model_folder, context_of
@@ -94,11 +110,12 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     _check_alike(options)
     sets = _open_sets(options, origin)
     judge_model = _judge_model(options, sets)
+    environment, shown_pixels = choose_environment(options.environment, origin.run)
     builder = PromptBuilder(
         options.model,
         template=next((item.how.template for item in sets if item.how.template.tags), sets[0].how.template),
         min_pixels=min(eval_set.min_pixels for eval_set in sets),
-        max_pixels=max(eval_set.max_pixels for eval_set in sets),
+        max_pixels=min(shown_pixels, max(eval_set.max_pixels for eval_set in sets)),
         tags="auto" if origin.run is None else origin.run.data.tags,
     )
     if origin.run is not None:
@@ -109,11 +126,12 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
     engine = RolloutConfig(sampler="vllm", tensor_parallel=options.tensor_parallel)
     check_divides(builder.config, engine, setting="--tensor-parallel")
-    sets = _fitted(sets, builder, options.max_prompt_tokens)
+    observed = environment.max_observed_tokens if environment.name else 0
+    sets = _fitted(sets, builder, options.max_prompt_tokens + observed)
     context = check_context(
         builder.config,
         prompt_tokens=options.max_prompt_tokens,
-        response_tokens=max(eval_set.how.params.max_tokens for eval_set in sets),
+        response_tokens=max(eval_set.how.params.max_tokens for eval_set in sets) + observed,
         settings="--max-prompt-tokens + --max-tokens",
     )
     from_main(lambda: verify_model(options.model))
@@ -147,7 +165,10 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             settle_tags(builder, sampler, context=context, seed=options.seed)
             if builder.tags_note:
                 make_console().print(builder.tags_note, soft_wrap=True)
-            asked = {item.name: _asking(item, options, origin, builder, sampler) for item in sets}
+            asked = {
+                item.name: _with_host(_asking(item, options, origin, builder, sampler), environment, grader, opened)
+                for item in sets
+            }
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
             for eval_set, settings in _unanswered(results, sets, settings_of, origin):
                 make_console().print(eval_set.how.line(eval_set.name))
@@ -188,6 +209,15 @@ def _asking(
         images=options.images,
         prompt=how.prompt,
     )
+
+
+def _with_host(asking: Asking, environment: EnvironmentConfig, grader: Grader, opened: ExitStack) -> Asking:
+    """Return how a set is asked, with what answers between turns, if anything does."""
+    host = open_host(environment, asking.builder, grader)
+    if host is None:
+        return asking
+    opened.callback(host.close)
+    return replace(asking, host=host)
 
 
 def _answer(

@@ -49,6 +49,7 @@ def answer_settings(problems: Sequence[Problem], asking: Asking, judging: Judgin
         "grader_version": GRADER_VERSION,
         "accuracy_part": accuracy.settings if accuracy else None,
         "versions": _versions(sampler),
+        **({} if asking.host is None else {"environment": asking.host.facts}),
     }
 
 

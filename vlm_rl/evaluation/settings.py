@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import Config
+from vlm_rl.config import SHIPPED_ENVIRONMENTS, Config, EnvironmentConfig, load_config
+from vlm_rl.data.images import GRID, MAX_TOKENS
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Mode, PublishedPrompt
 from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, STRICT_TEMPLATE, EvalProtocol
@@ -123,6 +124,29 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
         top_p=chosen["top_p"],
     )
     return SetSettings(*named, mode=mode, params=params, sources=sources)
+
+
+def choose_environment(given: str | None, run: Config | None) -> tuple[EnvironmentConfig, int]:
+    """Return what answers between turns, and the most pixels of an image that a prompt shows.
+
+    Args:
+        given: --environment: the name of a shipped one, a configuration's file, or none; None: that of the run.
+        run: the configuration of the run whose checkpoint is measured, if it is one.
+
+    Raises UserError for a name that is not known.
+    """
+    if given is not None and given.endswith((".yaml", ".yml")):
+        run = load_config(given)
+    elif given == "none" or (given is None and run is None):
+        return EnvironmentConfig(), MAX_TOKENS * GRID**2
+    elif given is not None:
+        if given not in SHIPPED_ENVIRONMENTS:
+            known = ", ".join(SHIPPED_ENVIRONMENTS)
+            raise UserError(f"--environment is {given!r}; known: {known}, none, or the .yaml of a run that has one")
+        return EnvironmentConfig(name=given), MAX_TOKENS * GRID**2
+    assert run is not None
+    environment = run.environment
+    return environment, run.data.max_pixels if environment.name else MAX_TOKENS * GRID**2
 
 
 def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:

@@ -27,12 +27,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from vlm_rl.data.stored_images import ImageColumn, StoredImages
+from vlm_rl.data.stored_images import open_stored
 from vlm_rl.errors import UserError
 from vlm_rl.types import Call, Grade, Problem
 
@@ -215,16 +214,10 @@ def _told(error: BaseException) -> str:
 def _unpacked_problem(tree: Mapping[str, Any]) -> Problem:
     values: dict[str, Any] = {**tree, "choices": tuple(tree["choices"])}
     if values.pop("stored"):
-        path, row, count = tree["images"]
-        values["images"] = StoredImages(_column(path), row, count)
+        values["images"] = open_stored(*tree["images"])
     else:
         values["images"] = tuple(map(base64.b64decode, tree["images"]))
     return Problem(**values)
-
-
-@cache
-def _column(path: str) -> ImageColumn:
-    return ImageColumn(Path(path))
 
 
 def _end_with(parent: int) -> None:

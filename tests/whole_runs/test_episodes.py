@@ -1,0 +1,58 @@
+"""Runs whose responses are episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.toy_runs import Toys, assert_equal_runs, rollouts_of
+from vlm_rl.run.turn_record import read_turns
+
+CHECK: dict[str, Any] = {"name": "answer_check", "options": {"tries": 3}, "max_observed_tokens": 120}
+PICTURES: dict[str, Any] = {
+    "name": "tests.helpers.own_environment.Pictures",
+    "allow_class": True,
+    "options": {"most": 2},
+    "max_observed_tokens": 160,
+    "max_pixels": 6272,
+}
+ROWS: dict[str, Any] = {"train": {"micro_batch_tokens": 500}, "rollout": {"max_tokens": 42}}
+
+
+def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
+    """Two steps, a resume, two more: as four in one go. Wrong answers are told to be wrong, up to twice."""
+    whole = toys.train_run("episodes", environment=CHECK, **ROWS)
+    toys.train_run("episodes-cut", environment=CHECK, rollout=ROWS["rollout"], train=ROWS["train"] | {"steps": 2})
+    result = toys.runner("train", str(toys.config("episodes-cut", environment=CHECK, **ROWS)), "--resume")
+    assert result.code == 0, result.output[-3000:]
+    assert_equal_runs(toys.run("episodes-cut"), whole)
+    rows = [row for step in rollouts_of(whole) for row in step]
+    episodes = [read_turns(row["turns"]) for row in rows]
+    assert max(map(len, episodes)) == 3
+    for row, turns in zip(rows, episodes, strict=True):
+        assert row["length"] == len(row["token_ids"]) == sum(turn.num_tokens for turn in turns)
+        assert row["text"] == turns[-1].text
+        if row["verdict"] == "correct":
+            assert turns[-1].ending == "done"
+        assert all("wrong" in turn.answer for turn in turns[:-1])
+    for record in whole.metrics():
+        assert record["episode/turns"] > 1.5 and record["episode/observed_tokens"] > 5
+        assert record["rollout/logprob_gap"] < 1e-5
+
+
+@pytest.mark.slow
+def test_observed_pictures_train_alike_on_one_rank_and_two(toys: Toys) -> None:
+    """Narrow rows, ZeRO 2 and a frozen tower, whose features of observed pictures are computed once."""
+    model = {"path": str(toys.model), "freeze": ["tower", "merger"]}
+    options: dict[str, Any] = {"environment": PICTURES, "model": model, "rollout": ROWS["rollout"]}
+    train: dict[str, Any] = {"steps": 2, "mini_batch_prompts": 4}
+    one = toys.train_run("pictures-one", **options, train=train | ROWS["train"])
+    narrow = {**train, "zero_stage": 2, "micro_batch_tokens": 320}
+    config = toys.config("pictures-two", **options, train=narrow)
+    result = toys.runner("train", str(config), ranks=2)
+    assert result.code == 0, result.output[-3000:]
+    (first, _), (second, _) = one.metrics(), toys.run("pictures-two").metrics()
+    assert first["episode/images"] > 1
+    for key in ("loss", "grad_norm", "reward", "rollout/logprob_gap", "episode/observed_tokens"):
+        assert second[key] == pytest.approx(first[key], rel=1e-3, abs=1e-5), key
