@@ -2,11 +2,12 @@
 
     command           the command
     quickstart_data   the quickstart's data
+    tools_data        the same of quickstart --tools
 
 The folder readers has a door of its own: the data sets' own files, row by row.
 
 Everything else is private to this room. The folder is at the top of the repository; vlm_rl/data_prep is a link to it.
 """
 
-__all__ = ["command", "quickstart_data"]
+__all__ = ["command", "quickstart_data", "tools_data"]
 _USES = ["data", "evaluation", "grading", "learner", "report", "run", "toy"]

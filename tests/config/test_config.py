@@ -347,6 +347,25 @@ def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, ov
     assert all(word in message for word in words), message
 
 
+def test_what_is_not_built_for_episodes_is_refused_by_name(minimal: Path) -> None:
+    """Each with the reason. An environment that is off refuses nothing."""
+    with_tool = "environment.name=zoom"
+    for override, word in {
+        "rollout.carry_over=0.75": "token by token",
+        "rollout.replay_routing=true": "routing of observed tokens",
+        "rollout.tensor_parallel=2": "answered at different times",
+        "environment.max_pixels=9000000": "which the engine keeps images to",
+        "environment.min_pixels=2000000": "above its max_pixels",
+        "environment.name=zooom": "give zoom, python, answer_check",
+        "environment.name=mine.Guess": "allow_class=true",
+        "train.micro_batch_tokens=5000": "rollout.max_tokens + environment.max_observed_tokens (6144)",
+    }.items():
+        assert word in refusal(minimal, with_tool, "rollout.sampler=vllm", override), override
+    ahead = ["rollout.sampler=server", "rollout.servers=[http://127.0.0.1:1]", "rollout.ahead=1"]
+    assert "of several weights" in refusal(minimal, with_tool, *ahead)
+    assert load_config(minimal, ["rollout.carry_over=0.75"]).observed_tokens == 0
+
+
 def test_all_conflicts_are_listed_at_once(minimal: Path) -> None:
     """Those inside sections and those between them, together."""
     wrong = ["rollout.top_p=0.7", "eval.samples=4", "model.offload_activations=true", "model.freeze=[tower]"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.prepared_sets import write_problems
-from tests.helpers.toy_runs import toy_problem
+from tests.helpers.toy_runs import toy_problem, toy_set
 from vlm_rl.config import DataConfig
 from vlm_rl.data.sets import check_is_set, contaminated_sources, load_set, load_training_sets, refuse_contaminated
 from vlm_rl.data.stored_images import ImageColumn
@@ -247,3 +248,22 @@ def test_a_hub_id_in_place_of_a_set_is_refused_with_the_command_that_makes_one(
     with pytest.raises(UserError) as refused:
         check_is_set("data/train")
     assert "--out data/train" in str(refused.value) and "data set of the hub" not in str(refused.value)
+
+
+def test_stored_images_travel_as_their_place(tmp_path: Path) -> None:
+    """To the processes of users' environments: a pickle of a problem holds no picture."""
+    problem = load_set(toy_set(tmp_path / "set", count=3, split="train"))[1]
+    packed = pickle.dumps(problem)
+    assert b"PNG" in problem.images[0] and b"PNG" not in packed
+    assert tuple(pickle.loads(packed).images) == tuple(problem.images)
+
+
+def test_a_tool_may_see_more_than_the_prompt(tmp_path: Path) -> None:
+    """Images stored larger than data.max_pixels are refused, unless an environment may look closer; never smaller."""
+    folder = toy_set(tmp_path / "set", count=3, split="train")  # at most 1,003,520 pixels
+    config = DataConfig(train=[str(folder)], max_pixels=7056)
+    with pytest.raises(UserError, match="was prepared with max_pixels 1003520"):
+        load_training_sets(config)
+    assert len(load_training_sets(config, may_be_larger=True)) == 3
+    with pytest.raises(UserError, match="was prepared with max_pixels"):
+        load_training_sets(config.model_copy(update={"max_pixels": 2_000_000}), may_be_larger=True)

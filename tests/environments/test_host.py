@@ -18,7 +18,7 @@ from vlm_rl.environments.calls import written
 from vlm_rl.environments.host import EpisodeHost, HostedEpisode
 from vlm_rl.environments.script import play
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import Answer
+from vlm_rl.samplers.base import TurnAnswer
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -54,7 +54,7 @@ def opened(host: EpisodeHost, builder: PromptBuilder, g: int = 0, *, step: int =
     return host.episodes([PROBLEM], seed=0, step=step).open(0, g, builder.build(PROBLEM))
 
 
-def say(episode: HostedEpisode, builder: PromptBuilder, text: str) -> Answer:
+def say(episode: HostedEpisode, builder: PromptBuilder, text: str) -> TurnAnswer:
     ids = builder.tokenizer.encode(text, add_special_tokens=False)
     return episode.answer(text, np.array([*ids, builder.eos_ids[0]], np.int32)).result(timeout=60)
 

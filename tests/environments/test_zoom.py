@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlm_rl.environments.calls import CallError, read_call, written
-from vlm_rl.environments.environment import Done, Observation, Setup
+from vlm_rl.environments.calls import ToolCallError, read_call, written
+from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
 from vlm_rl.environments.zoom import OPTIONS, Zoom
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
@@ -34,7 +34,9 @@ PROBLEM = Problem("p", "<image>Where?", (stored(),), "3", "integer")
 
 
 def zoom(form: str = "tool_call", model_type: str = "qwen2_5_vl", **options: Any) -> Zoom:
-    setup = Setup(options, form, model_type, 1, grade=lambda *_: False, shown=lambda _: [(WIDTH // 2, HEIGHT // 2)])
+    setup = EnvironmentSetup(
+        options, form, model_type, 1, grade=lambda *_: False, shown=lambda _: [(WIDTH // 2, HEIGHT // 2)]
+    )
     setup.check_options(OPTIONS)
     opened = Zoom(setup)
     asyncio.run(opened.reset(PROBLEM, 0))
@@ -158,7 +160,7 @@ def test_the_fenced_form() -> None:
     assert call is not None
     assert (call.name, call.arguments) == ("zoom", {"bbox_2d": [1, 2, 3, 4]})
     assert read_call(text, "tool_call") is None
-    with pytest.raises(CallError, match="no end"):
+    with pytest.raises(ToolCallError, match="no end"):
         read_call(text.removesuffix("```"), "fenced")
 
 

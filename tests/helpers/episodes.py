@@ -19,7 +19,7 @@ from torch import Tensor
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter, as_prompt
 from vlm_rl.data.vision.family import join_vision
-from vlm_rl.samplers.base import Answer
+from vlm_rl.samplers.base import TurnAnswer
 from vlm_rl.types import Observation, Prompt, Rollout, Turn
 
 ENDS = 60  # ordinary tokens that end a turn of a random model, beside its own
@@ -53,8 +53,8 @@ class RandomEpisode:
     def __init__(self, owner: RandomEpisodes, seed: int) -> None:
         self.is_quick, self._owner, self._rng = owner.is_quick, owner, np.random.default_rng(seed)
 
-    def answer(self, text: str, ids: np.ndarray) -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
+        future: Future[TurnAnswer] = Future()
         observation = random_observation(self._rng)
         future.set_result((observation, self._owner.writer.write(observation, after=ids)))
         return future

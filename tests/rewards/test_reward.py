@@ -28,7 +28,7 @@ from vlm_rl.rewards.formulas import formula, overlong_penalty, repeated_share
 from vlm_rl.rewards.functions import UserFunction
 from vlm_rl.rewards.reward import PARTS, RewardFunction, Scoring, ScoringItem
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
+from vlm_rl.types import Grade, Observation, Problem, Prompt, Reward, Rollout, Turn
 
 PROBLEM = Problem("p", "How much?", (), "5", "integer")
 OWN = "tests.helpers.own_reward"
@@ -360,3 +360,37 @@ def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) 
         scoring.add(0, [(PROBLEM, prompt(), rollout(PERFECT))])
         scoring.rewards()
     function.close()
+
+
+LOOK = '<think> look</think><tool_call>{"name": "zoom"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "last", "parts"),
+    [
+        (LOOK, "", PERFECT, {"accuracy": 1.0, "format": 0.5, "tool_use": 0.25}),
+        (LOOK, "no JSON", PERFECT, {"accuracy": 1.0, "format": 0.0, "tool_use": 0.0}),  # the call failed
+        (LOOK.replace("<think> look</think>", ""), "", PERFECT, {"accuracy": 1.0, "format": 0.0, "tool_use": 0.25}),
+        (LOOK, "", PERFECT.replace("5", "6"), {"accuracy": 0.0, "format": 0.5, "tool_use": 0.0}),
+        (PERFECT.replace("5", "4"), "", PERFECT, {"accuracy": 1.0, "format": 0.5, "tool_use": 0.25}),  # a second try
+        (LOOK + "<answer>", "", PERFECT, {"accuracy": 1.0, "format": 0.0, "tool_use": 0.25}),
+        (PERFECT, "", LOOK, {"accuracy": 0.0, "format": 0.0, "tool_use": 0.0}),  # the last turn is what counts
+    ],
+)
+def test_an_episode_is_graded_by_its_last_turn_and_formed_in_every_turn(
+    grader: Grader, said: str, error: str, last: str, parts: dict[str, float]
+) -> None:
+    config = RewardConfig(tool_use=0.25, overlong_buffer=0)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    shown = Observation("It is 5.", error=error, tool="zoom")
+    episode = replace(rollout(last), turns=(Turn(2, said, shown), Turn(1, last, ending="done")))
+    (reward,) = function.score([(PROBLEM, prompt(), episode)])
+    assert {name: reward.parts[name] for name in parts} == pytest.approx(parts)
+
+
+def test_what_a_tool_says_is_no_answer(grader: Grader) -> None:
+    function = RewardFunction(RewardConfig(), template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    shown = Observation(PERFECT, tool="zoom")
+    episode = replace(rollout("it says so"), turns=(Turn(2, LOOK, shown), Turn(1, "it says so", ending="done")))
+    (reward,) = function.score([(PROBLEM, prompt(), episode)])
+    assert not reward.grade.correct

@@ -15,7 +15,7 @@ import torch
 from tests.helpers.episodes import RandomEpisode, RandomEpisodes, largest_gap, let_turns_end, open_reference, png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter
-from vlm_rl.samplers.base import Answer, InProcessSampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.base import InProcessSampler, SampleRequest, SamplingParams, TurnAnswer
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
@@ -97,8 +97,8 @@ class Late(RandomEpisodes):
         if (index, g) == (0, 0):
             answer = episode.answer
 
-            def wait(text: str, ids: np.ndarray) -> Future[Answer]:
-                late: Future[Answer] = Future()
+            def wait(text: str, ids: np.ndarray) -> Future[TurnAnswer]:
+                late: Future[TurnAnswer] = Future()
 
                 def run() -> None:
                     self.others_ended.wait(60)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from vlm_rl.environments.environment import Done, Observation, Setup
+from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
 from vlm_rl.types import Problem
 
 OPTIONS: dict[str, Any] = {
@@ -23,7 +23,7 @@ class AnswerCheck:
     is_quick = False
     instructions = ""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EnvironmentSetup) -> None:
         self._left, self._message = setup.option("tries", 2), setup.option("message", OPTIONS["message"])
         self._grade = setup.grade
 

@@ -22,12 +22,12 @@ _FORMS = {
 _SHAPES = {"tool_call": "<tool_call>\n{}\n</tool_call>", "fenced": "```tool_call\n{}\n```"}
 
 
-class CallError(Exception):
+class ToolCallError(Exception):
     """Raised where a turn tries a call that cannot be read or followed; the message is for the policy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A tool with its arguments."""
 
     name: str
@@ -39,31 +39,31 @@ def written(name: str, arguments: Mapping[str, Any], form: str) -> str:
     return _SHAPES[form].format(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False))
 
 
-def read_call(text: str, form: str) -> Call | None:
+def read_call(text: str, form: str) -> ToolCall | None:
     """Return the only call of a turn, None where it has none.
 
-    Raises CallError where there are several, or one that is cut off or no JSON of that shape.
+    Raises ToolCallError where there are several, or one that is cut off or no JSON of that shape.
     """
     found = [*_FORMS[form].finditer(text)]
     if not found:
         return None
     if len(found) > 1:
-        raise CallError(f"{len(found)} calls in one turn; make one at a time")
+        raise ToolCallError(f"{len(found)} calls in one turn; make one at a time")
     body, end = found[0].groups()
     if not end:
-        raise CallError("the call has no end")
+        raise ToolCallError("the call has no end")
     if len(body) > LONGEST:
-        raise CallError(f"the call has {len(body)} characters, more than {LONGEST}")
+        raise ToolCallError(f"the call has {len(body)} characters, more than {LONGEST}")
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise CallError(f"the call is no JSON: {error!s:.100}") from None
+        raise ToolCallError(f"the call is no JSON: {error!s:.100}") from None
     if not (isinstance(tree, dict) and isinstance(tree.get("name"), str)):
-        raise CallError('the call needs a "name" and "arguments"')
+        raise ToolCallError('the call needs a "name" and "arguments"')
     arguments = tree.get("arguments", {})
     if not isinstance(arguments, dict):
-        raise CallError('"arguments" must be an object')
-    return Call(tree["name"], arguments)
+        raise ToolCallError('"arguments" must be an object')
+    return ToolCall(tree["name"], arguments)
 
 
 def described(name: str, purpose: str, arguments: Mapping[str, Any], required: list[str], form: str) -> str:

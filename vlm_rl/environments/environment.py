@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from vlm_rl.errors import UserError, near
 from vlm_rl.types import Observation, Problem
 
-__all__ = ["Done", "Environment", "Observation", "Setup"]
+__all__ = ["Done", "Environment", "EnvironmentSetup", "Observation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setup:
+class EnvironmentSetup:
     """What a shipped environment is opened with."""
 
     options: Mapping[str, Any]  # environment.options

@@ -21,11 +21,11 @@ import numpy as np
 from vlm_rl.config import EnvironmentConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnError, TurnWriter
-from vlm_rl.environments.environment import Done, Environment, Observation, Setup
+from vlm_rl.environments.environment import Done, Environment, EnvironmentSetup, Observation
 from vlm_rl.environments.own import OwnEnvironments
 from vlm_rl.environments.registry import ENVIRONMENTS
 from vlm_rl.grading.grader import Grader, task_of
-from vlm_rl.samplers.base import Answer, response_seed
+from vlm_rl.samplers.base import TurnAnswer, response_seed
 from vlm_rl.types import Problem, Prompt
 
 _CHARACTERS = 16  # of a token: more are not encoded to find out that they are too many
@@ -58,7 +58,7 @@ class EpisodeHost:
         self.config = config
         self.writer = TurnWriter(builder, min_pixels=config.min_pixels, max_pixels=config.max_pixels)
         self._own: OwnEnvironments | None = None
-        self._setup = Setup(
+        self._setup = EnvironmentSetup(
             config.options,
             calls=self.writer.calls,
             model_type=builder.config.model_type,
@@ -85,9 +85,9 @@ class EpisodeHost:
         """Return what an evaluation's numbers depend on, as plain JSON."""
         return self.config.model_dump(exclude={"allow_class", "workers"})
 
-    def episodes(self, problems: Sequence[Problem], *, seed: int, step: int) -> Episodes:
+    def episodes(self, problems: Sequence[Problem], *, seed: int, step: int) -> HostedEpisodes:
         """Return what a sampler asks during one request, whose prompts are those of these problems, in order."""
-        return Episodes(self, problems, seed=seed, step=step)
+        return HostedEpisodes(self, problems, seed=seed, step=step)
 
     def close(self) -> None:
         """End the thread, and the processes of the environment."""
@@ -112,7 +112,7 @@ class EpisodeHost:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-class Episodes:
+class HostedEpisodes:
     """The episodes of one request; see vlm_rl.samplers.base.Episodes."""
 
     def __init__(self, host: EpisodeHost, problems: Sequence[Problem], *, seed: int, step: int) -> None:
@@ -144,11 +144,11 @@ class HostedEpisode:
         """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
         return bool(getattr(self.environment, "is_quick", False))
 
-    def answer(self, text: str, ids: np.ndarray) -> Future[Answer]:
+    def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
         """Answer a turn; see vlm_rl.samplers.base.Episode."""
         return self.host.run(self._answer(text, ids))
 
-    async def _answer(self, text: str, ids: np.ndarray) -> Answer:
+    async def _answer(self, text: str, ids: np.ndarray) -> TurnAnswer:
         reply = await self._step(text)
         if isinstance(reply, Done):
             return reply.reason
@@ -173,7 +173,7 @@ class HostedEpisode:
         except Exception as error:
             return failed(f"{type(error).__name__}: {error}"[:300])
 
-    def _written(self, observation: Observation, ids: np.ndarray) -> Answer | None:
+    def _written(self, observation: Observation, ids: np.ndarray) -> TurnAnswer | None:
         """Return an observation with its tokens; None where they are more than are left."""
         config = self.host.config
         left = config.max_observed_tokens - self.num_observed

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from vlm_rl.environments.calls import CallError, described, read_call
-from vlm_rl.environments.environment import Done, Observation, Setup
+from vlm_rl.environments.calls import ToolCallError, described, read_call
+from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
 from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
 from vlm_rl.types import Problem
 
@@ -26,7 +26,7 @@ class Python:
 
     is_quick = False
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EnvironmentSetup) -> None:
         self._tool, self._left = setup.option("tool", "python"), setup.option("calls", 4)
         self._seconds, self._characters = setup.option("seconds", 10.0), setup.option("characters", 2000)
         self._form = setup.calls
@@ -48,13 +48,13 @@ class Python:
             if call is None:
                 return Done()
             if self._left <= 0:
-                raise CallError("no calls are left; answer now")
+                raise ToolCallError("no calls are left; answer now")
             if call.name != self._tool:
-                raise CallError(f"there is no tool {call.name[:40]!r}; call {self._tool}")
+                raise ToolCallError(f"there is no tool {call.name[:40]!r}; call {self._tool}")
             code = call.arguments.get("code")
             if not isinstance(code, str):
-                raise CallError("code must be the text of a program")
-        except CallError as error:
+                raise ToolCallError("code must be the text of a program")
+        except ToolCallError as error:
             return Observation(f"Error: {error}", error=str(error), tool=self._tool)
         self._left -= 1
         limits = ProgramLimits(seconds=self._seconds, cpu_seconds=max(1, round(self._seconds)))

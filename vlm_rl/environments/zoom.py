@@ -16,8 +16,8 @@ from typing import Any
 from PIL import Image
 
 from vlm_rl.data.images import TEST_LIMITS, decode_image
-from vlm_rl.environments.calls import Call, CallError, described, read_call
-from vlm_rl.environments.environment import Done, Observation, Setup
+from vlm_rl.environments.calls import ToolCall, ToolCallError, described, read_call
+from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
 from vlm_rl.errors import UserError
 from vlm_rl.rewards.grounding import COORDINATES
 from vlm_rl.types import Problem
@@ -38,7 +38,7 @@ class Zoom:
 
     is_quick = True
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EnvironmentSetup) -> None:
         """Read the options. Raises UserError where the coordinates of the model's family are not known."""
         self._setup = setup
         self._tool, self._left = setup.option("tool", OPTIONS["tool"]), setup.option("calls", OPTIONS["calls"])
@@ -71,27 +71,27 @@ class Zoom:
             if call is None:
                 return Done()
             if self._left <= 0:
-                raise CallError("no calls are left; answer now")
+                raise ToolCallError("no calls are left; answer now")
             number, box = self._box(call)
-        except CallError as error:
+        except ToolCallError as error:
             return Observation(f"Error: {error}", error=str(error), tool=self._tool)
         self._left -= 1
         return Observation(images=(self._crop(number, box),), tool=self._tool)
 
-    def _box(self, call: Call) -> tuple[int, tuple[float, float, float, float]]:
+    def _box(self, call: ToolCall) -> tuple[int, tuple[float, float, float, float]]:
         """Return the image's number and the box in fractions of its sides."""
         if call.name != self._tool:
-            raise CallError(f"there is no tool {call.name[:40]!r}; call {self._tool}")
+            raise ToolCallError(f"there is no tool {call.name[:40]!r}; call {self._tool}")
         number = _whole(call.arguments)
         if not 0 <= number < len(self._shown):
-            raise CallError(f"there is no image {number}; there are {len(self._shown)}, counted from 0")
+            raise ToolCallError(f"there is no image {number}; there are {len(self._shown)}, counted from 0")
         width, height = self._shown[number]
         x1, y1, x2, y2 = _numbers(call.arguments.get("bbox_2d"))
         scale_x, scale_y = (width, height) if self._in_pixels else (1000, 1000)
         left, right = sorted((x1 / scale_x, x2 / scale_x))
         top, bottom = sorted((y1 / scale_y, y2 / scale_y))
         if left >= 1 or top >= 1 or right <= 0 or bottom <= 0:
-            raise CallError(f"the box is outside of the image, whose {self._size(width, height)}")
+            raise ToolCallError(f"the box is outside of the image, whose {self._size(width, height)}")
         left, right = _grown(max(left, 0.0), min(right, 1.0), min(1.0, self._min_side / width))
         top, bottom = _grown(max(top, 0.0), min(bottom, 1.0), min(1.0, self._min_side / height))
         return number, (left, top, right, bottom)
@@ -116,16 +116,16 @@ class Zoom:
 def _whole(arguments: Mapping[str, Any]) -> int:
     number = arguments.get("img_idx", 0)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise CallError("img_idx must be a whole number")
+        raise ToolCallError("img_idx must be a whole number")
     return number
 
 
 def _numbers(value: Any) -> tuple[float, float, float, float]:
     if not isinstance(value, list) or len(value) != 4:
-        raise CallError("bbox_2d must be four numbers: x1, y1, x2, y2")
+        raise ToolCallError("bbox_2d must be four numbers: x1, y1, x2, y2")
     numbers = [n for n in value if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 1e9]
     if len(numbers) != 4:
-        raise CallError("bbox_2d must be four finite numbers: x1, y1, x2, y2")
+        raise ToolCallError("bbox_2d must be four finite numbers: x1, y1, x2, y2")
     x1, y1, x2, y2 = map(float, numbers)
     return x1, y1, x2, y2
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Ready = TypeVar("Ready")
 Made = TypeVar("Made")
-Done = TypeVar("Done")
+Finished = TypeVar("Finished")
 
 
 def overlapped(
@@ -23,8 +23,8 @@ def overlapped(
     *,
     before: Callable[[Item], Ready],
     heavy: Callable[[Ready], Made],
-    after: Callable[[Item, Ready, Made], Done],
-) -> Generator[Done]:
+    after: Callable[[Item, Ready, Made], Finished],
+) -> Generator[Finished]:
     """Yield after(item, ready, heavy(ready)) of every item, with ready = before(item).
 
     Args:
@@ -38,7 +38,7 @@ def overlapped(
     """
     with ThreadPoolExecutor(1, "ahead") as ahead, ThreadPoolExecutor(1, "behind") as behind:
         coming = [ahead.submit(before, item) for item in items[:1]]
-        finishing: list[Future[Done]] = []
+        finishing: list[Future[Finished]] = []
         for place, item in enumerate(items):
             try:
                 ready = coming.pop().result()

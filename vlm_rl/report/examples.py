@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, macros, name_images, split_response
 from vlm_rl.run.eval_result import EvalResult
+from vlm_rl.run.turn_record import StoredTurn, read_turns
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 
@@ -27,6 +28,7 @@ _COLUMNS = [
     "category",
     "image",
     "question",
+    "turns",
 ]
 
 
@@ -43,6 +45,7 @@ class SampleAnswer:
     truncated: bool
     num_correct: int
     num_samples: int
+    earlier: tuple[StoredTurn, ...] = ()  # of an episode, each with the environment's answer
 
     @property
     def correct(self) -> bool:
@@ -146,4 +149,5 @@ def _sample(records: Sequence[dict[str, Any]]) -> SampleAnswer:
         truncated=first["stop_reason"] == "length",
         num_correct=sum(record["verdict"] == "correct" for record in records),
         num_samples=len(records),
+        earlier=tuple(read_turns(first.get("turns"))[:-1]),
     )

@@ -2,11 +2,12 @@
 
     reward     the registry, the sum, and the scoring of groups while others are sampled
     accuracy   the part that says what a right answer is, in evaluations too
+    grounding  boxes and points, and what each family's coordinates mean
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
 functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint) and
-grounding (boxes and points, which coordinates reads).
+grounding, whose boxes coordinates reads.
 """
 
-__all__ = ["accuracy", "reward"]
+__all__ = ["accuracy", "grounding", "reward"]
 _USES = ["chat_endpoint", "data", "grading"]

@@ -5,6 +5,7 @@ configurations  a resume's against that of its run, and those of several ranks
 best         the best evaluated checkpoint, and how much lower the last one is
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
+turn_record  an episode as it is stored
 eval_result  a finished evaluation
 run_files    files written whole or not at all, tables as Parquet
 checkpoint   checkpoints that are complete or absent
@@ -41,6 +42,7 @@ __all__ = [
     "terminal",
     "trackers",
     "tracking",
+    "turn_record",
     "writing",
 ]
 _USES = ["data", "model_files"]

@@ -35,6 +35,11 @@ class StoredTurn:
     images: tuple[bytes, ...] = ()  # JPEG
     ending: str = ""
 
+    @property
+    def addresses(self) -> list[str]:
+        """Return the images as data: addresses."""
+        return [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in self.images]
+
 
 def turns_column(rollout: Rollout) -> str:
     """Return the episode as JSON, "" for a response of one turn without an environment."""

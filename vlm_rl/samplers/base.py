@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROBE_PLACES = 4  # of a server that samples ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
 
-Answer = tuple[Observation, ObservedTokens] | str  # to a turn; a text says why the episode ends with it
+TurnAnswer = tuple[Observation, ObservedTokens] | str  # to a turn; a text says why the episode ends with it
 
 OnGroup = Callable[[int, list[Rollout]], None]
 
@@ -55,7 +55,7 @@ class Episode(Protocol):
         """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
         ...
 
-    def answer(self, text: str, ids: np.ndarray) -> Future[Answer]:
+    def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
         """Answer a turn. What fails is an observation with an error, so the future has a result.
 
         Args:

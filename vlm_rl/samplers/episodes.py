@@ -21,7 +21,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import as_prompt
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.distributed import alive
-from vlm_rl.samplers.base import Answer, Episode, OnGroup, SampleRequest, make_rollout
+from vlm_rl.samplers.base import Episode, OnGroup, SampleRequest, TurnAnswer, make_rollout
 from vlm_rl.types import Prompt, Rollout, Turn
 
 _WAIT_SECONDS = 1.0  # between two signs of life while every episode waits for its environment
@@ -59,7 +59,7 @@ class EpisodeBatch:
         self._request, self._builder, self._version = request, builder, version
         self._on_group, self._episodes = on_group, request.episodes
         self._groups: list[dict[int, Rollout]] = [{} for _ in request.prompts]
-        self._answered: queue.SimpleQueue[tuple[TurnToSample, Answer]] = queue.SimpleQueue()
+        self._answered: queue.SimpleQueue[tuple[TurnToSample, TurnAnswer]] = queue.SimpleQueue()
         self._num_waiting = 0
         self._ready = [
             TurnToSample(index, g, self._episodes.open(index, g, prompt), prompt, request.params.max_tokens)
@@ -131,7 +131,7 @@ class EpisodeBatch:
             except queue.Empty:
                 return
 
-    def _continue(self, turn: TurnToSample, answer: Answer) -> None:
+    def _continue(self, turn: TurnToSample, answer: TurnAnswer) -> None:
         self._num_waiting -= 1
         left = self._request.params.max_tokens - len(turn.ids)
         if isinstance(answer, str):
