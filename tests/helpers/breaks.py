@@ -33,6 +33,7 @@ LOSSES, SPLIT = "tests/test_losses.py", "tests/test_losses.py::test_a_split_into
 BATCH = "tests/test_batch_advantages.py"
 CREDIT = "tests/test_credit.py"
 TOKEN_MEANS = "tests/test_losses.py::test_kl_and_entropy_are_token_means_under_every_rule"
+ROWS, TURNS = "tests/learner/test_episode_rows.py", "tests/samplers/test_episode_batch.py"
 BREAKS = (
     Break("advantage: not centred", "advantages", "rewards_PG - rewards_PG.mean(", "rewards_PG + 0 * rewards_PG.mean(", "tests/test_advantages.py"),
     Break("advantage: variance for deviation", "advantages", "rewards_PG.std(axis=1", "rewards_PG.var(axis=1", "tests/test_advantages.py"),
@@ -88,6 +89,11 @@ BREAKS = (
     Break("overlong: not over the buffer", "rewards.formulas", " / buffer * factor", " * factor", "tests/rewards/test_reward.py"),
     Break("gradient mass: without length", "metrics", "mass = lengths * weights_PG.ravel()", "mass = weights_PG.ravel()", "tests/test_metrics.py"),
     Break("length pull: not centred", "metrics", "(lengths_G - lengths_G.mean())", "lengths_G", "tests/test_metrics.py"),
+    Break("episode: observed images are in the ids alone", "learner.packing", "vision += laid.vision", "pass", f"{ROWS}::test_gradients_equal_the_unmodified_model"),
+    Break("episode: images expanded twice", "samplers.episodes", "[part.sampler_ids for part in parts]", "[part.ids for part in parts]", TURNS),
+    Break("episode: observed tokens are trained", "learner.packing", "start + laid.sampled - 1)", "start + np.arange(len(laid.sampled)) - 1)", f"{ROWS}::test_a_row_by_hand"),
+    Break("episode: decoded and encoded again", "samplers.episodes", "turn.prompt = _extended(turn.prompt, ids)", "turn.prompt = _extended(turn.prompt, np.array(self._builder.tokenizer.encode(self._builder.decode(ids)), np.int32))", TURNS),
+    Break("episode: positions do not continue", "learner.packing", "positions(prompt) + next_position", "positions(prompt)", f"{ROWS}::test_gradients_equal_the_unmodified_model"),
 )  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""What an engine is given for each turn of an episode, by an engine that always draws the same ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.episodes import RandomEpisodes, png
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.turns import TurnWriter
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.episodes import EpisodeBatch, TurnToSample
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Rollout
+
+
+@pytest.fixture(scope="module")
+def builder(tiny_model: Path) -> PromptBuilder:
+    return PromptBuilder(tiny_model, template=TEMPLATES["think_answer"])
+
+
+def play(
+    builder: PromptBuilder, *, max_tokens: int = 60
+) -> tuple[list[TurnToSample], list[list[np.ndarray]], Rollout]:
+    """Draw random ids for one episode. Return each turn as the engine got it, what was drawn before it, the rollout."""
+    problem = Problem("p", "<image>How many?", (png(np.random.default_rng(1), 84, 56),), "3", "integer")
+    params = SamplingParams(temperature=1.0, max_tokens=max_tokens, responses=1)
+    episodes = RandomEpisodes(TurnWriter(builder))
+    request = SampleRequest([builder.build(problem)], params, seed=0, step=0, episodes=episodes)
+    batch = EpisodeBatch(request, builder, version=2)
+    # A word letter by letter, which no tokenizer makes of its text.
+    letters = [builder.tokenizer.convert_tokens_to_ids(letter) for letter in "squares"]
+    seen: list[TurnToSample] = []
+    prompts = []
+    drawn: list[np.ndarray] = []
+    before: list[list[np.ndarray]] = []
+    while turns := batch.ready(wait=True):
+        (turn,) = turns
+        seen.append(turn)
+        prompts.append(turn.prompt)
+        before.append([*drawn])
+        ids = np.array([*letters, builder.eos_ids[0]][-turn.max_tokens :], np.int32)
+        drawn.append(ids)
+        batch.sampled(turn, ids, np.zeros(len(ids)))
+    # One object stands for all turns of an episode: its prompts are what differs.
+    shown = [TurnToSample(t.index, t.g, t.episode, p, t.max_tokens) for t, p in zip(seen, prompts, strict=True)]
+    return shown, before, batch.groups[0][0]
+
+
+def test_the_engine_gets_the_very_ids_that_it_drew(builder: PromptBuilder) -> None:
+    turns, before, rollout = play(builder)
+    assert len(turns) == 4
+    for turn, drawn in zip(turns, before, strict=True):
+        whole = turn.prompt.sampler_ids.tolist()
+        for ids in drawn:
+            text = builder.tokenizer.decode(ids.tolist())
+            assert builder.tokenizer.encode(text, add_special_tokens=False) != ids.tolist()
+            place = next(i for i in range(len(whole)) if whole[i : i + len(ids)] == ids.tolist())
+            whole = whole[place + len(ids) :]
+    np.testing.assert_array_equal(rollout.ids, np.tile(before[1][0], 4))
+
+
+def test_each_image_is_one_placeholder_for_the_engine_and_expanded_once_for_the_learner(
+    builder: PromptBuilder,
+) -> None:
+    turns, _, _ = play(builder)
+    assert len(turns[-1].prompt.images) > 2
+    for turn in turns:
+        prompt = turn.prompt
+        assert (prompt.sampler_ids == builder.image_token_id).sum() == len(prompt.images)
+        merged = int(prompt.vision["image_grid_thw"].prod(1).sum()) // 4
+        assert (prompt.ids == builder.image_token_id).sum() == merged
+
+
+def test_the_last_turn_gets_what_is_left(builder: PromptBuilder) -> None:
+    turns, _, rollout = play(builder, max_tokens=20)
+    assert len(rollout.ids) == 20
+    assert [turn.num_tokens for turn in rollout.turns] == [8, 8, 4]
+    assert len(turns) == 3
