@@ -91,7 +91,7 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
         ids = np.array(_tokenizer(model)(text)["input_ids"], dtype=np.int32)
         return Prompt(text, text=text, prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
     processor = _processor(model)
-    image = BETWEEN.get(processor.image_token, processor.image_token)
+    image = str(BETWEEN.get(processor.image_token, processor.image_token))
     rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]

@@ -25,7 +25,8 @@ def play(
     builder: PromptBuilder, *, max_tokens: int = 60
 ) -> tuple[list[TurnToSample], list[list[np.ndarray]], Rollout]:
     """Draw random ids for one episode. Return each turn as the engine got it, what was drawn before it, the rollout."""
-    problem = Problem("p", "<image>How many?", (png(np.random.default_rng(1), 84, 56),), "3", "integer")
+    picture = png(np.random.default_rng(1), 84, 56)
+    problem = Problem("p", "<image>How many?", (picture,), "3", "integer")
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens, responses=1)
     episodes = RandomEpisodes(TurnWriter(builder))
     request = SampleRequest([builder.build(problem)], params, seed=0, step=0, episodes=episodes)

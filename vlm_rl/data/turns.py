@@ -122,7 +122,8 @@ class TurnWriter:
         is_plain = role == "user" and self.calls == "tool_call"  # the words that the model knows a response by
         before, after = (_RESPONSE, _END_RESPONSE) if is_plain else ("", "")
         text = _TEXT if has_text else ""
-        messages = [self._message("user", _QUESTION), self._message("assistant", _ANSWER)]
+        answer = {"role": "assistant", "content": self._builder.as_content(_ANSWER)}
+        messages = [self._message("user", _QUESTION), answer]
         messages.append(self._message(role, before + text, num_images, after))
         try:
             shown = self._builder.render(messages)
