@@ -18,6 +18,7 @@ from vlm_rl.demo.numbers.url_state import FLAGS
 from vlm_rl.demo.panels.page_state import PageState, order_names
 from vlm_rl.demo.web.rendering import render, share_text
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, name_images, split_response
+from vlm_rl.run.turn_record import StoredTurn, read_turns
 
 _MAX_SQUARES = 200  # problems of the strip at a time
 _STRIP_KINDS = {  # sign and words; colour alone would not tell them apart for everybody
@@ -110,13 +111,15 @@ class Column:
     @property
     def parts(self) -> list[tuple[str, int]]:
         """Return (kind, tokens) of the parts of the length's bar."""
-        if self.reasoning_tokens is None:
+        if self.reasoning_tokens is None or self.earlier:
             return [("whole", self.length)]
         return [("reasoning", self.reasoning_tokens), ("rest", self.length - self.reasoning_tokens)]
 
     @property
     def split_text(self) -> str:
         """Return how the tokens divide into reasoning and answer."""
+        if self.earlier:
+            return f"sampled in {len(self.earlier) + 1} turns"
         if self.reasoning_tokens is None:
             return "in all (no tokenizer to split them)"
         return f"{self.reasoning_tokens:,} reasoning + {self.length - self.reasoning_tokens:,} answer"
@@ -130,6 +133,11 @@ class Column:
     def answer(self) -> str:
         """Return the response without its reasoning."""
         return split_response(self.response)[1]
+
+    @property
+    def earlier(self) -> list[StoredTurn]:
+        """Return the turns of an episode before the last one, each with the environment's answer."""
+        return read_turns(self.record.get("turns"))[:-1]
 
     @property
     def moves(self) -> list[str]:

@@ -81,6 +81,7 @@ def rows_of(lengths: list[int], verdicts: list[str], *, samples: int = 1, **chan
             "category": "even" if index // samples % 2 == 0 else "odd",
             "image_sha256": [],
             "image_sizes": [],
+            "turns": None,
             "cluster": None,
             "image": None,
             "question": f"question {index // samples}",

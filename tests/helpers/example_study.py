@@ -76,6 +76,7 @@ def _row(correct: bool, length: int) -> dict[str, Any]:
         "category": "",
         "image_sha256": [],
         "image_sizes": [],
+        "turns": None,
         "cluster": None,
         "image": None,
         "question": "",

@@ -164,6 +164,7 @@ def _evaluated(index: int, *, right: bool) -> dict[str, object]:
         "category": attack("category"),
         "image_sha256": [attack("sha")],
         "image_sizes": [],
+        "turns": None,
         "cluster": None,
         "image": None,
         "question": f"<image> {attack('question')}",

@@ -31,5 +31,6 @@ def rollout_row(step: int = 3, attempt: int = 1, **changes: Any) -> RolloutRow:
         "length": 3,
         "stop_reason": "stop",
         "policy_version": 2,
+        "turns": "",
     }
     return RolloutRow(**(values | changes))

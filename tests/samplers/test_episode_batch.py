@@ -24,7 +24,7 @@ def builder(tiny_model: Path) -> PromptBuilder:
 def play(
     builder: PromptBuilder, *, max_tokens: int = 60
 ) -> tuple[list[TurnToSample], list[list[np.ndarray]], Rollout]:
-    """Draw random ids for one episode. Return each turn as the engine got it, what was drawn before it, the rollout."""
+    """Draw one episode. Return each turn as the engine got it, what was drawn before it, and the rollout."""
     picture = png(np.random.default_rng(1), 84, 56)
     problem = Problem("p", "<image>How many?", (picture,), "3", "integer")
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens, responses=1)

@@ -1,0 +1,55 @@
+"""Episodes in a column of text: what readers get back, and what files without the column give."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+
+from tests.helpers.episodes import png
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.rollout_row import rollout_rows
+from vlm_rl.run.turn_record import LARGEST_SIDE, read_turns, turns_column
+from vlm_rl.types import Grade, Group, Observation, ObservedTokens, Problem, Reward, Rollout, Turn
+
+
+def rollout() -> Rollout:
+    picture = png(np.random.default_rng(0), 448, 224)
+    no_ids = np.zeros(1, np.int32)
+    turns = (
+        Turn(3, "look", Observation("", (picture,), tool="zoom"), ObservedTokens(no_ids, no_ids, (picture,))),
+        Turn(2, "<b>&", Observation("Error: no", error="no", tool="zoom"), ObservedTokens(no_ids, no_ids, ())),
+        Turn(1, "5", ending="done"),
+    )
+    return Rollout("p", 0, np.zeros(6, np.int32), np.zeros(6, np.float32), "5", "stop", 0, turns=turns)
+
+
+def test_an_episode_comes_back_as_it_was_with_small_pictures() -> None:
+    first, second, last = read_turns(turns_column(rollout()))
+    assert (first.text, first.num_tokens, first.tool, first.answer, first.error) == ("look", 3, "zoom", "", "")
+    (small,) = first.images
+    assert Image.open(io.BytesIO(small)).size == (LARGEST_SIDE, LARGEST_SIDE // 2)
+    assert first.addresses[0].startswith("data:image/jpeg;base64,")
+    assert (second.text, second.answer, second.error, second.images) == ("<b>&", "Error: no", "no", ())
+    assert (last.has_answer, last.ending) == (False, "done")
+
+
+def test_a_response_of_one_turn_and_an_older_file_have_none(tmp_path: Path) -> None:
+    assert turns_column(replace(rollout(), turns=())) == ""
+    assert read_turns("") == read_turns(None) == []
+    run = RunDirectory(tmp_path)
+    run.write_rollouts(1, 0, rollout_rows([group_of(replace(rollout(), turns=()))], step=1, attempt=0))
+    path = tmp_path / "rollouts" / "step-000001.parquet"
+    assert run.rollouts(1, ["text", "turns"]).to_pylist() == [{"text": "5", "turns": ""}]
+    pq.write_table(pq.read_table(path).drop_columns(["turns"]), path)
+    assert run.rollouts(1, ["text", "turns"]).column_names == ["text"]
+
+
+def group_of(rollout: Rollout) -> Group:
+    problem = Problem("p", "How many?", (), "5", "integer")
+    reward = Reward({"accuracy": 1.0}, Grade("correct", "5", "number", "equal"))
+    return Group(problem, (rollout,), (reward,), np.zeros(1))
