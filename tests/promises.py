@@ -376,6 +376,27 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "attack: a run written while the demo shows it",
         ],
     },
+    "Tools and many turns": {
+        "sampled tokens are never decoded and encoded again": [
+            "samplers/test_episode_batch.py::test_the_engine_gets_the_very_ids_that_it_drew"
+        ],
+        "an observed image is expanded once, and is in ids and features alike": [
+            "samplers/test_episode_batch.py::test_each_image_is_one_placeholder_for_the_engine_and_expanded_once_for_the_learner",
+            "samplers/test_episodes.py::test_log_probs_are_those_of_the_unmodified_model",
+            "learner/test_episode_rows.py::test_rows_of_episodes_equal_the_unmodified_model",
+        ],
+        "only sampled tokens are trained and counted": ["learner/test_episode_rows.py::test_a_row_by_hand"],
+        "what a tool says holds no control token, and is no answer": [
+            "data/test_turns.py::test_control_tokens_of_a_tool_are_letters",
+            "rewards/test_reward.py::test_what_a_tool_says_is_no_answer",
+        ],
+        "a tool that raises, hangs, ends its process or returns anything costs one turn": [
+            "environments/test_host.py::test_a_bad_environment_gives_an_error_turn_and_the_episode_goes_on"
+        ],
+        "a stopped run of episodes resumes bit for bit": [
+            "whole_runs/test_episodes.py::test_a_run_of_episodes_resumes_bit_for_bit"
+        ],
+    },
 }
 
 
