@@ -348,6 +348,7 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
 @pytest.mark.slow
 def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
+    run.write_eval("toy-test", 1, run.evals()[1].rows().to_pylist(), {"accuracy": 0.0})  # it is not shown at first
     server = Served(make_server([run.path]))
     try:
         with visit("?base=run@0&others=run@2&tab=problems", url=server.url) as opened:
@@ -355,7 +356,7 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
             page.wait_for_selector("#problem .ckpt >> nth=1")
             (tmp_path / "run/eval/toy-test/step-000001.parquet").write_bytes(b"PAR1")
             page.get_by_label("Compare with").click()
-            page.get_by_role("option", name="step 1 · best").click()
+            page.get_by_role("option", name="step 1", exact=True).click()
             page.wait_for_selector("#problem .missing.bad:has-text('evaluate again')")
             link = page.url.removeprefix(server.url)
         said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"

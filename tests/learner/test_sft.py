@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_a_run_learns_and_counts_what_it_leaves_out(whole: RunDirectory, learnab
     assert load_sft_config(whole.path / SFT_CONFIG).data.train == [str(learnable)]
 
 
+def test_the_held_out_loss_is_that_of_a_batch_of_the_same_rows(toys: Toys, learnable: Path) -> None:
+    """A batch has all 11 rows that fit, so its loss before a step is the held-out one after the step before."""
+    path, run = sft_file(
+        toys, learnable, "held-out",
+        data={"eval": [str(learnable)]}, train={"steps": 3, "mini_batch_prompts": 11}, eval={"every": 2},
+    )  # fmt: skip
+    result = toys.runner("sft", path)
+    assert result.code == 0, result.output[-3000:]
+    first, second, third = run.metrics()
+    name = f"heldout_loss/{learnable.name}"
+    assert name not in first and third["loss"] == pytest.approx(second[name], rel=1e-5)
+    assert third[name] < second[name] < first["loss"]  # measured after the last step too
+    said = " ".join(result.output.split())
+    untrained = re.search(r"step 0: loss ([\d.]+) on learnable, 11 held-out responses", said)
+    assert untrained is not None and float(untrained[1]) == pytest.approx(first["loss"], abs=1e-3)
+    assert "1 of 12 rows of learnable are too long" in said
+    assert "11 of 12 rows of learnable have the id of a row that is trained on" in said
+
+
 @pytest.mark.slow
 def test_training_starts_from_its_checkpoint(toys: Toys, whole: RunDirectory) -> None:
     (_, folder) = whole.checkpoints()[-1]
@@ -257,7 +277,7 @@ def test_mistakes_are_one_message_each(toys: Toys, learnable: Path, whole: RunDi
     path, _ = sft_file(toys, learnable, "mistakes")
     for words, message in (
         ([f"data.train=[{toys.train}]"], "has no response to learn: prepare its set again and name the column with"),
-        ([f"data.eval=[{toys.heldout}]"], "nothing is evaluated here: run vlm-rl eval on a checkpoint"),
+        ([f"data.eval=[{toys.heldout}]"], "has no response to learn"),
         (["data.max_response_tokens=3"], "no row of"),
         (["train.micro_batch_tokens=30"], "train.micro_batch_tokens (30) is below data.max_response_tokens (40)"),
         (["rollout.max_tokens=30"], "unknown key rollout"),

@@ -17,13 +17,9 @@ class SftDataConfig(DataConfig):
     train: list[str] = Field(min_length=1)
     """Prepared sets whose rows hold a response (`vlm-rl prepare --response COLUMN`)."""
     eval: list[str] = []
-    """Must be empty: `vlm-rl eval` measures the checkpoints."""
+    """Prepared sets whose rows hold a response, of which the loss is measured; `vlm-rl eval` measures accuracy."""
     max_response_tokens: PositiveInt = 4096
     """Longest response in tokens. Longer ones are left out and counted; none is ever cut."""
-
-    def conflicts(self) -> Iterator[str]:
-        if self.eval:
-            yield f"eval names {', '.join(self.eval)}, and nothing is evaluated here: run vlm-rl eval on a checkpoint"
 
 
 class SftTrainConfig(TrainConfig):
@@ -46,6 +42,13 @@ class SftCheckpointConfig(CheckpointConfig):
     """Optimizer steps between checkpoints; the last step is always saved."""
 
 
+class SftEvalConfig(ConfigSection):
+    """When `vlm-rl sft` measures the loss on held-out responses."""
+
+    every: NonNegativeInt = 50
+    """Optimizer steps between measurements on data.eval, after the last step too; 0 switches them off."""
+
+
 class SftConfig(ConfigSection):
     """The configuration of supervised fine-tuning, `vlm-rl sft`."""
 
@@ -56,6 +59,7 @@ class SftConfig(ConfigSection):
     model: ModelConfig
     data: SftDataConfig
     train: SftTrainConfig = SftTrainConfig()
+    eval: SftEvalConfig = SftEvalConfig()
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()
     log: TrackersConfig = TrackersConfig()
 

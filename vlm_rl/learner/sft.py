@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
 from vlm_rl.data.turns import as_prompt
 from vlm_rl.devices import model_dtype
-from vlm_rl.distributed import barrier, gather_shares, init_ranks, rank, share, world_size
+from vlm_rl.distributed import all_reduce_sums, barrier, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.deepspeed import least_zero_stage
 from vlm_rl.learner.learner import Learner, UpdateResult
@@ -102,6 +103,39 @@ def take_step(
     lengths = gather_shares([len(prompts[example.problem].ids) for example in share(examples)])
     budget = tokens or learner.config.micro_batch_tokens
     return learner.update(pack_examples(examples, lengths, builder, prompts, learner.policy, budget), supervised_loss)
+
+
+def mean_loss(
+    learner: Learner,
+    examples: Sequence[Example],
+    builder: PromptBuilder,
+    *,
+    batch_size: int,
+    tokens: int | None = None,
+) -> float:
+    """Return the loss of examples at the current weights: minus the mean log-likelihood over their response tokens.
+
+    Every rank gives all of them, and computes its part. No weight and no random number changes.
+
+    Args:
+        learner: holds the policy.
+        examples: at least one.
+        builder: builds the prompts, and encodes the responses.
+        batch_size: examples whose prompts are in memory at a time.
+        tokens: the most of a row; None for train.micro_batch_tokens.
+    """
+    budget = tokens or learner.config.micro_batch_tokens
+    total = torch.zeros((), dtype=torch.float64)
+    count = torch.zeros((), dtype=torch.float64)
+    for start in range(0, len(examples), batch_size):
+        batch, prompts = examples[start : start + batch_size], PromptCache(builder)
+        lengths = gather_shares([len(prompts[example.problem].ids) for example in share(batch)])
+        for row in pack_examples(batch, lengths, builder, prompts, learner.policy, budget):
+            is_real_K = row.loss.weights_n[row.loss.response_K] > 0  # a row of padding keeps the ranks in step
+            total -= learner.log_probs(row)[is_real_K].double().sum()
+            count += is_real_K.sum()
+    sums = all_reduce_sums({"total": total, "count": count})
+    return sums["total"] / sums["count"]
 
 
 def pack_examples(

@@ -45,11 +45,12 @@ def preflight(config: Config, *, resume: bool) -> Config:
 def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
     """Do what `preflight` does, for supervised fine-tuning."""
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
+    sets = [*config.data.train, *(config.data.eval if config.eval.every else [])]
     if not resume and is_hub_name(config.model.path):
-        _raise_all(_checks(config, config.data.train, run))
+        _raise_all(_checks(config, sets, run))
     config = _with_start(_with_model_folder(config, run if resume else None), resume=resume)
     unchanged = partial(check_resumable, run, config) if resume else None
-    _raise_all(_checks(config, config.data.train, run, unchanged))
+    _raise_all(_checks(config, sets, run, unchanged))
     return config
 
 

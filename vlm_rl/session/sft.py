@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 from vlm_rl.config import SftConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
-from vlm_rl.data.sets import contaminated_sources, load_training_sets
+from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets
 from vlm_rl.distributed import gather_shares, rank, share
 from vlm_rl.errors import UserError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, prompts_to_check
 from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.learner.save_progress import SaveLines
-from vlm_rl.learner.sft import Example, take_step
+from vlm_rl.learner.sft import Example, mean_loss, take_step
 from vlm_rl.model_files.model_folder import check_context
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.run.terminal import make_console, progress
@@ -45,6 +45,8 @@ def sft(config: SftConfig, *, resume: bool = False) -> None:
             left = max(config.train.steps - run.step, 0)
             with run.checkpoints, progress("sft", total=left, console=training.console) as advance:
                 training.show_save = lambda text: advance(0, note=text or " ")
+                if not run.step:
+                    training.measure()
                 while run.step < config.train.steps:
                     loss = training.train_step()
                     advance(note=f"loss {loss:.3f}")
@@ -76,9 +78,11 @@ class SupervisedTraining:
         self.examples = examples_of(problems)
         self.contaminated = contaminated_sources(problems)
         run.find_checkpoint()
-        self.builder = self._open_builder(problems)
+        held_out = load_eval_sets(config.data) if config.eval.every else {}
+        self.builder = self._open_builder([*problems, *chain(*held_out.values())])
         self._check_responses()
         self._check_that_one_fits()
+        self.held_out = {name: self._fitting(name, examples_of(of_set)) for name, of_set in held_out.items()}
         prompts = prompts_to_check(self.builder, problems, config.data)
         policy, _ = load_policy(run.model_path, settled(config), device, prompts, banned_ids=(), temperature=1.0)
         run.check_disk(policy, device)
@@ -114,16 +118,36 @@ class SupervisedTraining:
 
     def _check_that_one_fits(self) -> None:
         """Raise UserError where every example is too long: taking them would never end."""
-        data, build = self.config.data, self.builder.build
-        for example in self.examples:
-            is_short = len(self.builder.encode_response(example.response)) <= data.max_response_tokens
-            if is_short and len(build(example.problem).ids) <= data.max_prompt_tokens:
-                return
+        data = self.config.data
+        if any(map(self._fits, self.examples)):
+            return
         raise UserError(
             f"no row of {', '.join(data.train)} fits data.max_prompt_tokens {data.max_prompt_tokens} and "
             f"data.max_response_tokens {data.max_response_tokens}: raise them, or lower data.max_pixels and prepare "
             "again"
         )
+
+    def _fitting(self, name: str, examples: list[Example]) -> list[Example]:
+        """Return the held-out examples that are short enough. Raises UserError where none is."""
+        fitting = [example for example in examples if self._fits(example)]
+        if not fitting:
+            raise UserError(
+                f"no row of {name}, a set of data.eval, fits data.max_prompt_tokens and data.max_response_tokens: "
+                "raise them, or leave the set out"
+            )
+        trained = {example.problem.id for example in self.examples}
+        if shared := sum(example.problem.id in trained for example in fitting):
+            self.say(f"note: {shared} of {len(examples)} rows of {name} have the id of a row that is trained on")
+        if len(fitting) < len(examples):
+            self.say(
+                f"note: {len(examples) - len(fitting)} of {len(examples)} rows of {name} are too long to measure"
+            )
+        return fitting
+
+    def _fits(self, example: Example) -> bool:
+        data = self.config.data
+        is_short = len(self.builder.encode_response(example.response)) <= data.max_response_tokens
+        return is_short and len(self.builder.build(example.problem).ids) <= data.max_prompt_tokens
 
     def _check_responses(self) -> None:
         """Say how many responses lack the form that reinforcement rewards.
@@ -154,11 +178,23 @@ class SupervisedTraining:
         examples = self._take(self.config.train.mini_batch_prompts, prompts)
         result = self.rows.run(lambda tokens: take_step(self.learner, examples, self.builder, prompts, tokens=tokens))
         self.run.step += 1
-        self._record(result, seconds=time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        every, is_last = self.config.eval.every, self.run.step == self.config.train.steps
+        measured = self.measure() if every and (is_last or self.run.step % every == 0) else {}
+        self._record(result, measured, seconds=seconds)
         if self.run.is_save_due:
             self.run.save(self._info())
         self.run.stop_if_asked(self.run.step, lambda: self.run.save(self._info()))
         return result.loss
+
+    def measure(self) -> dict[str, float]:
+        """Return the loss on each set of data.eval at the current weights, by the name of its metric, and say it."""
+        measured: dict[str, float] = {}
+        for name, examples in self.held_out.items():
+            size = self.config.train.mini_batch_prompts
+            measured[f"heldout_loss/{name}"] = loss = mean_loss(self.learner, examples, self.builder, batch_size=size)
+            self.say(f"step {self.run.step}: loss {loss:.4f} on {name}, {len(examples):,} held-out responses")
+        return measured
 
     def _info(self) -> Mapping[str, Any]:
         return self.run.info(self.learner, self.order, self.ledger, self.contaminated)
@@ -184,11 +220,12 @@ class SupervisedTraining:
         self.ledger.check()
         return fitting
 
-    def _record(self, result: UpdateResult, *, seconds: float) -> None:
+    def _record(self, result: UpdateResult, measured: Mapping[str, float], *, seconds: float) -> None:
         if rank() != 0:
             return
         metrics = {
             "loss": result.loss,
+            **measured,
             "grad_norm": result.grad_norm,
             "learning_rate": result.learning_rate,
             "epoch": self.order.epoch,
