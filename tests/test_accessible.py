@@ -45,6 +45,7 @@ CUT_OFF = """() => [...document.querySelectorAll('figure.chart-card')].flatMap(f
   }).map(text => text.textContent);
 })"""
 COLUMNS = "() => [...document.querySelectorAll('.ckpt')].map(column => column.getBoundingClientRect().top)"
+ROWS = "() => [...document.querySelectorAll('#table tbody tr')].map(row => row.offsetHeight)"
 UNFOLDED = "() => document.querySelectorAll('details').forEach(box => { box.open = true; })"
 
 
@@ -99,6 +100,8 @@ def test_every_tab_of_the_demo(served, browser, width):
                 page.evaluate(FADED)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
             assert page.evaluate(CUT_OFF) == [], tab
+            if tab == "table" and width == 390:
+                assert max(page.evaluate(ROWS)) < 40  # one line each
             if tab == "problems":  # columns side by side where there is room, below each other on a phone
                 assert (len({*page.evaluate(COLUMNS)}) == 1) == (width == 1440)
         assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
