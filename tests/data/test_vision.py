@@ -28,7 +28,7 @@ def problem_with(pictures: list[bytes]) -> Problem:
 
 
 @pytest.mark.parametrize("template", ["plain", "think_answer"])
-@pytest.mark.parametrize("model_type", TILED_FAMILIES)
+@pytest.mark.parametrize("model_type", ["gemma3", *TILED_FAMILIES])
 def test_a_prompt_is_what_the_processor_makes_of_it(
     model_type: str, template: str, family_model: Callable[[str], Path]
 ) -> None:

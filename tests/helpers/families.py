@@ -18,6 +18,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from tests.helpers.gemma3 import gemma3_config, gemma3_processor
 from tests.helpers.glm_families import glm_config, glm_processor
 from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.learner.architectures import SUPPORTED
@@ -60,6 +61,7 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,  # vLLM knows no other
     },
+    "gemma3": {**WIDE_HEADS, **WINDOW},
     "gemma3_text": {**WIDE_HEADS, **WINDOW},
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},
@@ -121,12 +123,16 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = auto.from_config(config, dtype=torch.float32)
+        if model_type == "gemma3":  # which begins at 0: images would change nothing
+            torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
     use_published_layout(model)
     model.save_pretrained(folder)
     return folder
 
 
 def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer: Any) -> Any:
+    if model_type == "gemma3":
+        return AutoConfig.for_model(model_type, **gemma3_config(text, tokenizer))
     if model_type in GLM_FAMILIES:
         return AutoConfig.for_model(model_type, **glm_config(text, tokenizer))
     if model_type in TILED_FAMILIES:
@@ -146,6 +152,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
 
 
 def _processor(model_type: str, tokenizer_of: Path) -> Any:
+    if model_type == "gemma3":
+        return gemma3_processor(tokenizer_of)
     if model_type in GLM_FAMILIES:
         return glm_processor(model_type, tokenizer_of)
     if model_type in TILED_FAMILIES:

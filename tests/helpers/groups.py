@@ -113,6 +113,8 @@ def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict
     """Return what the unmodified model takes beside the ids of a prompt and its response."""
     if model.config.model_type == "idefics3":
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+    if model.config.model_type == "gemma3":
+        return {**vision, "token_type_ids": (ids_BT == model.config.image_token_id).int()}
     if not hasattr(model.base_model, "get_rope_index"):
         return dict(vision)
     model.model.rope_deltas = None  # state that an earlier call left on the model

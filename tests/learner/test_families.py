@@ -16,6 +16,7 @@ from tests.helpers.groups import WeighedGroup, load_reference, random_group
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
 from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.vision.gemma3 import Gemma3
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
 from vlm_rl.learner.head import Head
@@ -79,7 +80,20 @@ def test_videos_equal_the_unmodified_model(model_type: str, family_model: Family
     check_equal(policy, reference, groups)
 
 
-@pytest.mark.parametrize("model_type", ["idefics3", "internvl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_self_check_sees_images_read_causally(family_model: FamilyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Gemma 3 the tokens of an image attend to each other; behind a window too, which these prompts exceed."""
+    folder = family_model("gemma3")
+    model = load_model(folder, dtype=torch.float32)
+    prompts = [group.prompt for group in groups_of("gemma3", folder, model.config.get_text_config().vocab_size)]
+    check = SelfCheck(model, prompts, banned_ids=BANNED, temperature=TEMPERATURE)
+    policy = Policy(model, banned_ids=BANNED, temperature=TEMPERATURE)
+    check.compare(policy, path=folder)
+    monkeypatch.setattr(Gemma3, "row_masks", lambda *_, **__: None)
+    with pytest.raises(UserError, match="log-probs differ"):
+        check.compare(policy, path=folder)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "idefics3", "internvl", "qwen2_5_vl", "qwen3_vl"])
 def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model: FamilyModel) -> None:
     """For a row of images and for one of text alone, which has no features."""
     folder = family_model(model_type)
@@ -100,7 +114,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     check_gradients(policy, reference, only="language_model")
 
 
-@pytest.mark.parametrize("model_type", ["idefics3", "internvl", "qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", ["gemma3", "glm4v", "idefics3", "internvl", "qwen2_vl", "qwen3_vl"])
 def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
     """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""
     policy = load_policy(family_model(model_type))
@@ -114,7 +128,14 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
 @pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     ("model_type", "freeze"),
-    [("qwen3_vl", ["tower"]), ("qwen3_vl", ["language_model"]), ("idefics3", ["tower"]), ("internvl", ["merger"])],
+    [
+        ("qwen3_vl", ["tower"]),
+        ("qwen3_vl", ["language_model"]),
+        ("idefics3", ["tower"]),
+        ("internvl", ["merger"]),
+        ("gemma3", ["tower"]),
+        ("glm4v", ["merger"]),
+    ],
 )
 def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
     model_type: str, freeze: list[ModelPart], family_model: FamilyModel

@@ -162,6 +162,8 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     folder = family_model(model_type)
     policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
     targets = ["q_proj", "v_proj"] if model_type == "qwen3_next" else list(SUPPORTED[model_type].parts)
+    if model_type == "gemma3":
+        targets.remove("merger")  # a matrix that is no linear layer
     config = LoraConfig(rank=4, alpha=6, targets=targets)
     policy.add_adapters(config, base=BaseModel(str(folder), ""), seed=5)
     move(policy)
@@ -179,7 +181,7 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     torch.testing.assert_close(logp_K, unmodified_logp(reference, groups), atol=tolerance, rtol=0)
     logp_K.sum().backward()
     trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    assert {policy.family.part_of(name) for name in trained} == {*policy.family.parts}
+    assert {policy.family.part_of(name) for name in trained} >= {*policy.family.parts} & {*targets}
     assert all(".lora_" in name and p.grad is not None and p.grad.any() for name, p in trained.items())
     save_adapters(
         policy.model, {name: p.detach() for name, p in trained.items()}, tmp_path, BaseModel(str(folder), "")

@@ -708,14 +708,17 @@ def test_linear_attention_is_refused_with_vllm_on_a_cpu(
     sampler.close()
 
 
-@pytest.mark.parametrize("model_type", _UNKNOWN_TO_VLLM)
-def test_a_type_that_vllm_has_no_class_for_is_refused_with_it(
-    model_type: str, family_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("gemma3", "causal among the tokens of an image"), ("glm46v", "has no class of its own")],
+)
+def test_a_type_that_vllm_computes_otherwise_is_refused_with_it(
+    model_type: str, reason: str, family_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vlm_rl.samplers.factory._vllm_problem", lambda: None)
     path = family_model(model_type)
     builder = PromptBuilder(path, template=TEMPLATES["plain"])
-    with pytest.raises(UserError, match=f"no class of its own for models of type '{model_type}'; use the transf"):
+    with pytest.raises(UserError, match=f"{reason}.*; use the transformers sampler"):
         start("vllm", path, builder)
 
 
@@ -738,7 +741,7 @@ def test_weights_that_a_loader_took_from_elsewhere_are_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", [name for name in SUPPORTED if name not in (*LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
+    "model_type", [name for name in SUPPORTED if name not in ("gemma3", *LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
 )
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
     pytest.importorskip("vllm")

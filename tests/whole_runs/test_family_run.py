@@ -40,6 +40,7 @@ def seen(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 VISION_RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # type -> what it sees, and settings of its model
     "qwen3_vl": ("videos", {"freeze": ["tower", "merger"], "gradient_checkpointing": True}),
+    "gemma3": ("images", {"freeze": ["tower"]}),
     "glm4v": ("images", {}),
     "idefics3": ("images", {}),
     "internvl": ("images", {}),

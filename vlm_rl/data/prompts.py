@@ -92,7 +92,8 @@ class PromptBuilder:
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
         self.takes_videos = self.family is not None and self.family.takes_videos(self.config)
         self.max_videos = 0
-        self._placeholders = {self.image_token_id, *([self.config.video_token_id] if self.takes_videos else [])}
+        videos = [self.config.video_token_id] if self.takes_videos else []
+        self._placeholders = {*videos, *([self.family.placeholder_id(self.config)] if self.family else [])}
         self._encoder = UntrustedTextEncoder(self.tokenizer)
         if self.family is not None:
             self.family.check_limits(**self._image_options)
@@ -387,6 +388,8 @@ class PromptBuilder:
         assert sum(i in self._placeholders for i in sampler_ids) == len(expansions)
         rest = iter(expansions)
         expanded = [part for i in sampler_ids for part in (next(rest) if i in self._placeholders else (i,))]
+        if expansions and self.family is not None:
+            expanded = self.family.joined(expanded, self.tokenizer)
         return np.array(expanded, dtype=np.int32)
 
     def _probe_chat_template(self) -> tuple[str, str]:

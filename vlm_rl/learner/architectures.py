@@ -50,6 +50,8 @@ PADDED_COST = "which computes the prompt again for each of its responses"
 
 SUPPORTED = {
     "gemma2": _PADDED_TEXT,  # soft caps
+    # An image's tokens attend to each other.
+    "gemma3": Family("model.vision_tower.", ("model.multi_modal_projector.",), padded=True),
     "gemma3_text": _TEXT,
     "glm46v": _GLM_VL,
     "glm4v": _GLM_VL,

@@ -244,6 +244,9 @@ class Policy(nn.Module):
             self.routers.replayed = row.experts_TLK
         else:
             text_arguments = {"padded_tokens": padded.tokens_NL}
+            if self.vision is not None:
+                masks = partial(self.vision.row_masks, self.model.config, ids_NL=row.ids_T[padded.tokens_NL])
+                text_arguments["row_masks"] = masks
             self.routers.is_padding = padded.is_padding_NL.flatten()
             self.routers.replayed = None if row.experts_TLK is None else row.experts_TLK[padded.tokens_NL.flatten()]
         positions = row.positions_3T[0][None]
@@ -321,6 +324,8 @@ def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[
     for name in ("input_ids", "inputs_embeds"):
         if arguments.get(name) is not None:
             arguments[name] = arguments[name][0][tokens_NL]
+    masks = arguments.pop("row_masks", None)  # what is there is of the packed row
+    arguments["attention_mask"] = None if masks is None else masks(arguments["inputs_embeds"])
     positions = arguments["position_ids"]
     arguments["position_ids"] = positions[:, 0][:, tokens_NL] if positions.ndim == 3 else None
     return args, arguments

@@ -240,7 +240,7 @@ class TransformersSampler:
         joined = join_vision([prompt.vision for prompt in prompts])
         vision = {key: self._for_model(tensor) for key, tensor in joined.items()}
         if vision and self._builder.family is not None:
-            vision = self._builder.family.vision_inputs(vision)
+            vision = self._builder.family.vision_inputs(vision) | self._token_types(ids)
         cache = RoomyCache(self._layer_types)
         padded = bool((mask == 0).any())
         logits = self._forward(ids, mask if padded else None, positions, cache, vision)
@@ -250,6 +250,14 @@ class TransformersSampler:
             experts = [experts_BTLK[row, mask[row] == 1].numpy() for row in range(len(prompts))]
         next_position = positions.amax((0, 2)) + 1
         return _Encoded(cache, logits, mask.to(self._device) if padded else None, next_position, experts)
+
+    def _token_types(self, ids_BT: Tensor) -> dict[str, Tensor]:
+        """Return the further inputs by which a model without positions of its own knows the tokens of images."""
+        family = self._builder.family
+        if family is None or family.has_mrope:
+            return {}
+        rows = [family.token_types(self._builder.config, ids_T) for ids_T in ids_BT]
+        return {key: torch.cat([row[key] for row in rows]).to(self._device) for key in rows[0]}
 
     def _forward(
         self, ids_BT: Tensor, mask: Tensor | None, positions_3BT: Tensor, cache: Cache, vision: dict[str, Tensor]

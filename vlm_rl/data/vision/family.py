@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vlm_rl.data.vision.gemma3 import Gemma3
 from vlm_rl.data.vision.idefics3 import Idefics3
 from vlm_rl.data.vision.internvl import InternVL
 from vlm_rl.data.vision.qwen import GlmVL, QwenVL, video_metadata
@@ -34,6 +35,18 @@ class VisionFamily(Protocol):
 
     def takes_videos(self, config: Any) -> bool:
         """Tell whether a prompt may hold videos; their placeholder is then the configuration's video_token_id."""
+        ...
+
+    def placeholder_id(self, config: Any) -> int:
+        """Return the token that stands for an image until it is expanded."""
+        ...
+
+    def joined(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+        """Return the ids of a prompt as the tokenizer encodes its text whole, once placeholders are expanded."""
+        ...
+
+    def row_masks(self, config: Any, embeds_NLH: Tensor, ids_NL: Tensor) -> dict[str, Any] | None:
+        """Return the attention masks of padded rows, None where attention is causal."""
         ...
 
     def patch_size(self, processor: Any) -> int | None:
@@ -110,6 +123,7 @@ class VisionFamily(Protocol):
 
 
 _FAMILIES: dict[str, VisionFamily] = {
+    "gemma3": Gemma3(),
     "glm": GlmVL(),
     "idefics3": Idefics3(),
     "internvl": InternVL(),

@@ -37,6 +37,15 @@ class QwenVL:
     def takes_videos(self, config: Any) -> bool:
         return config.model_type in _WITH_VIDEOS
 
+    def placeholder_id(self, config: Any) -> int:
+        return config.image_token_id
+
+    def joined(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+        return list(ids)
+
+    def row_masks(self, config: Any, embeds_NLH: Tensor, ids_NL: Tensor) -> dict[str, Any] | None:
+        return None
+
     def patch_size(self, processor: Any) -> int | None:
         return processor.image_processor.patch_size
 

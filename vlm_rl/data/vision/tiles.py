@@ -37,6 +37,15 @@ class TiledVision(ABC):
     def takes_videos(self, config: Any) -> bool:
         return False
 
+    def placeholder_id(self, config: Any) -> int:
+        return config.image_token_id
+
+    def joined(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+        return list(ids)
+
+    def row_masks(self, config: Any, embeds_NLH: Tensor, ids_NL: Tensor) -> dict[str, Any] | None:
+        return None
+
     def patch_size(self, processor: Any) -> int | None:
         return None
 
