@@ -1,5 +1,7 @@
 """Toys: a real Qwen2.5-VL of 0.9 million parameters, drawn tasks, and the quickstarts that make it look.
 
+The task in plain language has a pretrained model. `vlm-rl quickstart --real` is in the room `commands`.
+
     quickstart         the run
     tools_quickstart   the run with a tool; the two alone call vlm_rl.train
     tiny_model         the model
@@ -8,6 +10,8 @@
     counting_shades    the study's task
     counting_votes     the study's task with long responses
     counting_task      what these tasks share
+    word_problems      a task in plain language, with traces in three styles
+    smollm             a pretrained language model out of a wheel
     virl_layout        writes their files as ViRL39K has them
 
 Nothing is private to this room. The doctor, the papers' tiny runs and the makers of toy data use it, and no other.
@@ -20,8 +24,10 @@ __all__ = [
     "counting_votes",
     "quickstart",
     "small_board",
+    "smollm",
     "tiny_model",
     "tools_quickstart",
     "virl_layout",
+    "word_problems",
 ]
 _USES = ["data", "environments", "evaluation", "grading", "learner", "report", "run", "samplers"]
