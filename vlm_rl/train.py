@@ -9,13 +9,14 @@ train on any group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from vlm_rl.advantages import ADVANTAGES
 from vlm_rl.config import Config
+from vlm_rl.distributed import rank
 from vlm_rl.learner.learner import LossFunction, UpdateResult
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
@@ -33,8 +34,13 @@ class GapError(RuntimeError):
     """Raised where sampler and learner disagree about the log-probs of the same tokens."""
 
 
-def train(config: Config, *, resume: bool = False) -> None:
+def train(config: Config, *, resume: bool = False, remark: Callable[[int], str] | None = None) -> None:
     """Train until config.train.steps rollout steps are done.
+
+    Args:
+        config: the run's configuration.
+        resume: continue from the newest checkpoint that verifies.
+        remark: gives a line about a finished step, whose rollouts and metrics are written; rank 0 prints it.
 
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
@@ -50,6 +56,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         evaluate_if_due(session)
         while session.step < config.train.steps:
             train_step(session)
+            if remark is not None and rank() == 0:
+                session.recorder.note(remark(session.step))
             evaluate_if_due(session)
 
 

@@ -7,7 +7,7 @@
     papers      paper
     refusal     prints what a user did wrong, and ends all ranks alike
 
-Private to this room: shared, options and checks of several commands.
+Private to this room: real_quickstart, the runs of quickstart --real; shared, options and checks of several commands.
 """
 
 __all__ = ["measuring", "papers", "preparing", "refusal", "reporting", "training"]

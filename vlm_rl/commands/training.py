@@ -199,9 +199,15 @@ def add_quickstart(commands: Commands) -> None:
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
     names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo, cispo, sapo or vl_norm: docs/algorithms.md"
     quick.add_argument("--algorithm", default="luspo", help=names)
-    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
+    quick.add_argument(
+        "--out", type=Path, help="the run directory to make (runs/quickstart, with --real runs/quickstart-real)"
+    )
+    task = quick.add_mutually_exclusive_group()
     tools = "with a tool: a board that cannot be read before the policy zooms; see docs/environments.md"
-    quick.add_argument("--tools", action="store_true", help=tools)
+    task.add_argument("--tools", action="store_true", help=tools)
+    real = "SmolLM2-135M, a pretrained language model, on word problems: docs/quickstart.md"
+    task.add_argument("--real", action="store_true", help=real)
+    quick.add_argument("--yes", action="store_true", help="with --real: begin without a GPU too, which takes an hour")
     quick.set_defaults(command=_quickstart)
 
 
@@ -215,8 +221,11 @@ def _quickstart(options: argparse.Namespace) -> None:
     from vlm_rl.config import AlgorithmConfig
 
     resolve_algorithm(AlgorithmConfig(name=options.algorithm))  # before minutes of warm start
-    seeds = options.seeds or [options.seed]
-    outs = {n: options.out / f"seed-{n}" if options.seeds else options.out for n in seeds}
+    if options.real:
+        _real_quickstart(options)
+        return
+    seeds, base = options.seeds or [options.seed], options.out or Path("runs/quickstart")
+    outs = {n: base / f"seed-{n}" if options.seeds else base for n in seeds}
     for out in outs.values():
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
@@ -239,3 +248,17 @@ def _quickstart(options: argparse.Namespace) -> None:
             results[number] = quickstart(make_quickstart_data(folder, seed=number), out, seed=number, **how)
     if options.seeds:
         print_seeds(results)
+
+
+def _real_quickstart(options: argparse.Namespace) -> None:
+    if options.seeds:
+        raise UserError("--real takes one --seed: give a different --out for each")
+    from vlm_rl.run.cores import set_threads
+
+    if note := set_threads():
+        print(note, flush=True)
+    from vlm_rl.commands.real_quickstart import real_quickstart
+
+    out = options.out or Path("runs/quickstart-real")
+    settings = {"seed": options.seed, "sampler": options.sampler, "algorithm": options.algorithm}
+    real_quickstart(out, **settings, on_cpu=options.yes)
