@@ -131,7 +131,7 @@ def build_tiny_model(
     if not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
     model.save_pretrained(out)
-    _save_processor(tokenizer, out, max_pixels=shape.max_pixels)
+    save_processor(tokenizer, out, max_pixels=shape.max_pixels)
     return out
 
 
@@ -226,7 +226,8 @@ def _config(tokenizer: PreTrainedTokenizerFast, shape: TinySizes) -> Qwen2_5_VLC
     )
 
 
-def _save_processor(tokenizer: PreTrainedTokenizerFast, out: Path, *, max_pixels: int) -> None:
+def save_processor(tokenizer: PreTrainedTokenizerFast, out: Path, *, max_pixels: int) -> None:
+    """Write a Qwen2.5-VL processor around the tokenizer, with the chat layout above."""
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
     size = {"shortest_edge": 56 * 56, "longest_edge": max_pixels}
