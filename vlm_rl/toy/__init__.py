@@ -12,6 +12,7 @@ The task in plain language has a pretrained model. `vlm-rl quickstart --real` is
     counting_task      what these tasks share
     word_problems      a task in plain language, with traces in three styles
     smollm             a pretrained language model out of a wheel
+    small_vlm          a Qwen2.5-VL around it, whose vision tower is untrained
     virl_layout        writes their files as ViRL39K has them
 
 Nothing is private to this room. The doctor, the papers' tiny runs and the makers of toy data use it, and no other.
@@ -24,6 +25,7 @@ __all__ = [
     "counting_votes",
     "quickstart",
     "small_board",
+    "small_vlm",
     "smollm",
     "tiny_model",
     "tools_quickstart",

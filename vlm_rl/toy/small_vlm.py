@@ -92,7 +92,8 @@ def _config(
 ) -> Qwen2_5_VLConfig:
     from transformers import Qwen2_5_VLConfig
 
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in CONTROL_TOKENS}
+    vocabulary = tokenizer.get_vocab()
+    ids = {token: vocabulary[token] for token in CONTROL_TOKENS}
     frequencies = language.head_dim // 2  # of a head, divided among time, height and width
     time = frequencies // 4
     height = (frequencies - time) // 2
