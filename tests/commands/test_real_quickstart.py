@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.toy_runs import Runner, metrics_of, rollouts_of
 from vlm_rl import cli
 from vlm_rl.commands import real_quickstart
 from vlm_rl.commands.real_quickstart import RealSizes, count_styles
+from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.toy import smollm
 
+TINY = "tests.helpers.tiny_real_quickstart"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -74,3 +79,43 @@ def test_its_configurations_are_valid(tmp_path: Path) -> None:
         )
         assert config.data.template == "think_answer"
         assert config.rollout.prompts_per_step * config.train.steps <= sizes.train  # no problem comes twice
+
+
+def summary_of(page: str) -> str:
+    """Return what is printed after the last step, up to the line with the folder and the seconds."""
+    return page[page.index("sampled accuracy, ") : page.index("report: ")]
+
+
+@pytest.mark.slow
+def test_the_same_command_resumes_each_part_and_repeats_nothing(runner: Runner, tmp_path: Path) -> None:
+    """Ctrl-C in the cold start, then in the reinforcement: the end is that of a quickstart that nobody stopped."""
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    expected = runner("--out", whole, module=TINY)
+    assert expected.code == 0, expected.output[-3000:]
+    assert len(re.findall(r"^guess \d+%", expected.output, flags=re.MULTILINE)) == 2  # a line for each step
+
+    stops = {"save": "resuming .*cold-start from step-000010", "sync": "resuming .*stopped from step-000001"}
+    pages = []
+    for phase in stops:
+        result = runner("--out", out, module=TINY, faults={"press_ctrl_c_in": {"phase": phase, "step": 1}})
+        assert result.code == EXIT_STOPPED, result.output[-3000:]
+        assert result.output.endswith("the command that began the quickstart resumes all of it\n")
+        pages.append(result.output)
+    last = runner("--out", out, module=TINY)
+    assert last.code == 0, last.output[-3000:]
+    for resumes, page in zip(stops.values(), [*pages[1:], last.output], strict=True):
+        assert re.search(resumes, page), page
+    assert summary_of(last.output) == summary_of(expected.output)
+    for name in ("-data/cold-start", ""):
+        config_file = SFT_CONFIG if name else "config.yaml"
+        run, other = (RunDirectory(Path(f"{folder}{name}"), config_file=config_file) for folder in (out, whole))
+        assert metrics_of(run) == metrics_of(other)
+    assert rollouts_of(RunDirectory(out)) == rollouts_of(RunDirectory(whole))
+
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "report.html"]
+    written = {path: path.stat().st_mtime_ns for path in files}
+    again = runner("--out", out, module=TINY)
+    assert summary_of(again.output) == summary_of(last.output)
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    refused = runner("--out", out, "--algorithm", "grpo", module=TINY)
+    assert refused.code == 2 and "algorithm.name" in refused.output, refused.output[-3000:]

@@ -81,3 +81,17 @@ def test_a_process_that_ignores_it_still_does(asked: list[str]) -> None:
     Interrupts(lambda: asked.append("stop")).listen()
     press()
     assert asked == []
+
+
+def test_the_next_run_of_a_process_hears_it(asked: list[str]) -> None:
+    """A quickstart trains twice in one process; while neither run listens, Ctrl-C is Python's own."""
+    first = Interrupts(lambda: asked.append("first"))
+    first.listen()
+    first.close()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    second = Interrupts(lambda: asked.append("second"))
+    second.listen()
+    first.close()  # the second one's handler is not its own
+    press()
+    assert asked == ["second"]

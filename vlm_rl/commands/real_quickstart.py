@@ -17,7 +17,7 @@ from typing import Any
 from vlm_rl.config import Config, SftConfig, parse_config, parse_tree
 from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, WordSets, make_word_sets
 from vlm_rl.devices import has_gpu
-from vlm_rl.errors import UserError
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.terminal import make_console
@@ -117,20 +117,27 @@ def real_quickstart(
         on_cpu: begin although there is no GPU.
         sizes: of the data and the runs.
 
-    Raises UserError where the model is not installed, and without a GPU unless `on_cpu`.
+    Raises:
+        UserError: where the model is not installed, without a GPU unless `on_cpu`, and where an earlier call had
+            other settings.
+        StoppedError: after SIGTERM or Ctrl-C, once the state is saved.
     """
     gguf_file()
     if not has_gpu() and not on_cpu:
         raise UserError(SLOW)
     begun, data = time.monotonic(), out.with_name(f"{out.name}-data")
-    sets = make_word_sets(data / "words", seed=seed, traces=sizes.traces, train=sizes.train, heldout=sizes.heldout)
-    model = make_smollm(data / "SmolLM2-135M-Instruct")
-    started = _cold_start(sft_config(sets, model, data / "cold-start", seed=seed, sizes=sizes))
-    run = RunDirectory(out)
-    config = rl_config(sets, started, out, seed=seed, sampler=sampler, algorithm=algorithm, sizes=sizes)
-    if not _is_done(run, config.train.steps):
-        resume = out.is_dir()
-        train(preflight(config, resume=resume), resume=resume, remark=lambda step: styles_of(run, step).line())
+    try:
+        print("problems, model and cold start: " + str(data), flush=True)
+        sets = make_word_sets(
+            data / "words", seed=seed, traces=sizes.traces, train=sizes.train, heldout=sizes.heldout
+        )
+        model = make_smollm(data / "SmolLM2-135M-Instruct")
+        started = _cold_start(sft_config(sets, model, data / "cold-start", seed=seed, sizes=sizes))
+        run = RunDirectory(out)
+        _reinforce(run, rl_config(sets, started, out, seed=seed, sampler=sampler, algorithm=algorithm, sizes=sizes))
+    except StoppedError:
+        make_console().print("the command that began the quickstart resumes all of it")
+        raise
     _summarize(run, seconds=time.monotonic() - begun)
 
 
@@ -181,10 +188,23 @@ def rl_config(
 def _cold_start(config: SftConfig) -> Path:
     """Train on the traces, or resume that, and return the folder of the last checkpoint."""
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
+    resume = _is_begun(run)
+    config = preflight_sft(config, resume=resume)
     if not _is_done(run, config.train.steps):
-        resume = run.path.is_dir()
-        sft(preflight_sft(config, resume=resume), resume=resume)
+        sft(config, resume=resume)
     return run.checkpoints()[-1][1]
+
+
+def _reinforce(run: RunDirectory, config: Config) -> None:
+    """Train the policy of the cold start, or resume that, with a line about the styles after each step."""
+    resume = _is_begun(run)
+    config = preflight(config, resume=resume)
+    if not _is_done(run, config.train.steps):
+        train(config, resume=resume, remark=lambda step: styles_of(run, step).line())
+
+
+def _is_begun(run: RunDirectory) -> bool:
+    return (run.path / run.config_file).is_file()
 
 
 def _is_done(run: RunDirectory, steps: int) -> bool:
@@ -203,11 +223,11 @@ def _summarize(run: RunDirectory, *, seconds: float) -> None:
     )
     console.print(
         f"greedy accuracy on {before['num_problems']} held-out problems: {before['accuracy']:.3f} before, "
-        f"{after['accuracy']:.3f} after. It begins high where the likeliest first word is not that of a guess."
+        f"{after['accuracy']:.3f} after"
     )
     console.print(f"first step: {first.line()}\nlast step:  {last.line()}")
     console.print(
-        "What this shows: reinforcement moved the policy from guesses to the styles that are right more often. The "
-        "model has 135 million parameters and learned three styles of solving one sort of problem."
+        "The model has 135 million parameters and has learned three styles of solving one sort of problem: "
+        "docs/quickstart.md says what that shows and what it does not."
     )
-    console.print(f"report: {write_report([run], run.path / 'report.html')}   ({seconds:.0f} s)")
+    console.print(f"report: {write_report([run], run.path / 'report.html')}   (this call took {seconds:.0f} s)")

@@ -6,6 +6,7 @@ garbage collector it is printed and dropped there, and a run that waits for a ha
     interrupts = Interrupts(run.ask_to_stop)
     interrupts.listen()
     interrupts.check()   # now and then
+    interrupts.close()   # the next run of this process listens for itself
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class Interrupts:
         """Note SIGINT from now on, and raise KeyboardInterrupt for the second; where it is ignored it stays so."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_sigint)
+
+    def close(self) -> None:
+        """Leave SIGINT to Python again."""
+        if signal.getsignal(signal.SIGINT) == self._on_sigint:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed twice and what the second raised got lost."""

@@ -107,6 +107,9 @@ class Run:
         self._lock.release()
         if isinstance(error, KeyboardInterrupt) and rank() == 0 and self._has_folder:
             print(f"stopped at once: {self._what_is_lost()}", file=sys.stderr, flush=True)
+        self._interrupts.close()
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if first is not None:
             raise first from error
 

@@ -6,7 +6,9 @@ the weights become float32. Apache-2.0: https://huggingface.co/HuggingFaceTB/Smo
 
 from __future__ import annotations
 
+import io
 import os
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,12 +50,13 @@ def make_smollm(out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         work = Path(name) / "model"
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.float32,
-        )
+        with redirect_stderr(io.StringIO()):  # a progress bar of 3 seconds that no setting turns off
+            model = AutoModelForCausalLM.from_pretrained(
+                source.parent,
+                gguf_file=source.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+            )
         model.save_pretrained(work)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(work)
         work.rename(out)
