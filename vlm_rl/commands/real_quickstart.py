@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,21 +214,21 @@ def _is_done(run: RunDirectory, steps: int) -> bool:
 
 def _summarize(run: RunDirectory, *, seconds: float) -> None:
     """Print both accuracies before and after, the styles, and where the report is."""
-    console, steps, evals = make_console(), run.rollout_steps(), run.evals()
+    say, steps, evals = partial(make_console().print, soft_wrap=True), run.rollout_steps(), run.evals()
     first, last = styles_of(run, steps[0]), styles_of(run, steps[-1])
     before, after = evals[0].summary, evals[-1].summary
-    console.print(
+    say(
         f"sampled accuracy, {last.count} responses to new problems: {first.accuracy:.3f} in step {steps[0]}, "
         f"{last.accuracy:.3f} in step {steps[-1]}; "
         f"mean length {first.mean_length:.0f} and {last.mean_length:.0f} tokens"
     )
-    console.print(
+    say(
         f"greedy accuracy on {before['num_problems']} held-out problems: {before['accuracy']:.3f} before, "
         f"{after['accuracy']:.3f} after"
     )
-    console.print(f"first step: {first.line()}\nlast step:  {last.line()}")
-    console.print(
+    say(f"first step: {first.line()}\nlast step:  {last.line()}")
+    say(
         "The model has 135 million parameters and has learned three styles of solving one sort of problem: "
         "docs/quickstart.md says what that shows and what it does not."
     )
-    console.print(f"report: {write_report([run], run.path / 'report.html')}   (this call took {seconds:.0f} s)")
+    say(f"report: {write_report([run], run.path / 'report.html')}   (this call took {seconds:.0f} s)")

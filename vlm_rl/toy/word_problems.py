@@ -3,8 +3,8 @@
     Tom has 3 boxes with 7 pens each and loses 4 pens. How many pens are left?
 
 There are six kinds of one or two sums. A trace is a guess, the equations, or the equations with a check of the first
-one. The styles are right in different shares, so a policy that has learned all three has something to choose: with
-SMALL numbers a check is worth its length, with LARGE ones every further sum is a further chance to err.
+one. The styles are right in different shares, so a policy that has learned all three has something to choose. SMALL
+numbers are meant to make a check worth its length; with LARGE ones every further sum is a further chance to err.
 """
 
 from __future__ import annotations
