@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,6 @@ from vlm_rl.data_prep.word_sets import WordSets
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.adapters import load_merged
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import SampleRequest, SamplingParams
-from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Rollout
 
@@ -36,16 +35,6 @@ def command(runner: Runner, *words: object) -> str:
     return result.output
 
 
-@pytest.fixture(scope="module")
-def builder(smollm: Path) -> PromptBuilder:
-    return PromptBuilder(smollm, template=TEMPLATES["think_answer"])
-
-
-@pytest.fixture(scope="module")
-def reference(smollm: Path) -> Iterator[torch.nn.Module]:
-    yield load_reference(smollm)
-
-
 def test_the_doctor_finds_nothing(smollm: Path, runner: Runner) -> None:
     page = command(runner, "doctor", "--model", smollm)
     outcomes = [line.split()[0] for line in page.splitlines() if line[:4].strip() in ("ok", "OFF", "?")]
@@ -53,17 +42,17 @@ def test_the_doctor_finds_nothing(smollm: Path, runner: Runner) -> None:
     assert "vllm holds the synced weights" in " ".join(page.split())
 
 
-def test_packed_rows_equal_the_unmodified_model(
-    smollm: Path, words: WordSets, builder: PromptBuilder, reference: torch.nn.Module
-) -> None:
-    """Two prompts with two real responses each in one row, against each response in a padded row."""
+def test_packed_rows_equal_the_unmodified_model(smollm: Path, words: WordSets) -> None:
+    """Two prompts with four real responses each in one row, against each response in a padded row."""
+    builder, reference = PromptBuilder(smollm, template=TEMPLATES["think_answer"]), load_reference(smollm)
     problems = load_set(words.traces)[:4]
+    texts = [problem.meta["response"] for problem in problems]
+    encoded = [builder.encode_response(text) for text in texts]
     groups = []
     for problem in problems[:2]:
         rollouts = [
-            Rollout(problem.id, index, ids, np.zeros(len(ids), np.float32), other.meta["response"], "stop", 0)
-            for index, other in enumerate(problems)
-            if len(ids := builder.encode_response(other.meta["response"]))
+            Rollout(problem.id, index, ids, np.zeros(len(ids), np.float32), text, "stop", 0)
+            for index, (ids, text) in enumerate(zip(encoded, texts, strict=True))
         ]
         groups.append(WeighedGroup(builder.build(problem), rollouts, np.ones(4), np.ones(4)))
     policy = Policy(load_model(smollm, dtype=torch.float32), banned_ids=(), temperature=1.0)
@@ -77,26 +66,6 @@ def test_packed_rows_equal_the_unmodified_model(
         assert parameter.grad is not None
         gradient = ours[name].grad
         assert gradient is not None and (gradient - parameter.grad).norm() < 1e-4 * parameter.grad.norm(), name
-        parameter.grad = None
-
-
-def test_vllm_gives_the_log_probs_of_the_unmodified_model(
-    smollm: Path, words: WordSets, builder: PromptBuilder, reference: torch.nn.Module
-) -> None:
-    pytest.importorskip("vllm")
-    sampler = make_sampler(
-        "vllm", model_path=str(smollm), builder=builder, max_model_len=512, batch_size=16, dtype=torch.float32
-    )
-    prompts = [builder.build(problem) for problem in load_set(words.train)[:3]]
-    params = SamplingParams(temperature=1.0, max_tokens=48, responses=2)
-    drawn = sampler.generate(SampleRequest(prompts, params, seed=0, step=0))
-    sampler.close()
-    groups = [WeighedGroup(*pair, np.ones(2), np.ones(2)) for pair in zip(prompts, drawn, strict=True)]
-    with torch.no_grad():
-        expected = padded_logps(reference, groups, banned=builder.banned_ids)
-    for group, logps in zip(groups, expected, strict=True):
-        for rollout, logp_R in zip(group.rollouts, logps, strict=True):
-            torch.testing.assert_close(torch.from_numpy(rollout.logprobs), logp_R, atol=ROUNDING, rtol=0)
 
 
 def test_sft_learns_and_what_it_writes_opens(started: RunDirectory, smollm: Path) -> None:
@@ -132,65 +101,87 @@ checkpoint: {{keep_last: 1}}
     assert moved and all("_proj" in name for name in moved), moved
 
 
+def rollout_of(row: dict[str, Any]) -> Rollout:
+    """Return a response as it was stored."""
+    ids, logprobs = np.array(row["token_ids"], np.int32), np.array(row["logprobs"], np.float32)
+    name, index, version = row["prompt_id"], row["response_index"], row["policy_version"]
+    return Rollout(name, index, ids, logprobs, row["text"], row["stop_reason"], version)
+
+
 class TestReinforcement:
-    """Three steps of two rules, one of them resumed after two, then evaluated and exported."""
+    """Three steps of LUSPO with vLLM, the third of them taken again from the checkpoint before it."""
 
     @pytest.fixture(scope="class")
-    def runs(
+    def run(
         self, started: RunDirectory, words: WordSets, runner: Runner, tmp_path_factory: pytest.TempPathFactory
-    ) -> dict[str, RunDirectory]:
+    ) -> RunDirectory:
         folder = tmp_path_factory.mktemp("runs")
         ((_, model),) = started.checkpoints()
-        config = folder / "base.yaml"
+        config = folder / "run.yaml"
         config.write_text(
             f"""
 seed: 3
-out: {folder / "grpo"}
+out: {folder / "run"}
 model: {{path: {model}}}
 data: {{train: [{words.train}], max_prompt_tokens: 256}}
+algorithm: {{name: luspo}}
 reward: {{coin: 1.0, overlong_buffer: 16}}
 rollout: {{prompts_per_step: 2, responses_per_prompt: 4, max_tokens: 32}}
 train: {{steps: 3, mini_batch_prompts: 1, lr: 1e-5}}
-checkpoint: {{every: 3, keep_last: 1}}
+checkpoint: {{every: 2, keep_last: 2}}
 log: {{samples_every: 0}}
 """
         )
-        command(runner, "train", config, "algorithm.name=grpo")
-        for name in ("luspo", "stopped"):
-            steps = 2 if name == "stopped" else 3
-            command(runner, "train", config, "algorithm.name=luspo", f"out={folder / name}", f"train.steps={steps}")
-        command(runner, "train", folder / "stopped", "--resume", "train.steps=3")
-        return {name: RunDirectory(folder / name) for name in ("grpo", "luspo", "stopped")}
+        command(runner, "train", config)
+        return RunDirectory(folder / "run")
 
-    def test_both_rules_begin_alike_and_part(self, runs: dict[str, RunDirectory]) -> None:
-        """The same prompts, seeds and weights give the same first responses; then the rules differ."""
-        grpo, luspo = (rollouts_of(runs[name]) for name in ("grpo", "luspo"))
-        assert len(grpo) == len(luspo) == 3
-        assert [row["token_ids"] for row in grpo[0]] == [row["token_ids"] for row in luspo[0]]
-        assert [row["logprobs"] for row in grpo[-1]] != [row["logprobs"] for row in luspo[-1]]
+    def test_responses_have_the_log_probs_of_the_unmodified_model(
+        self, run: RunDirectory, started: RunDirectory, words: WordSets
+    ) -> None:
+        """Those of step 1, which were drawn with the weights that the run began with."""
+        ((_, model),) = started.checkpoints()
+        builder, reference = PromptBuilder(model, template=TEMPLATES["think_answer"]), load_reference(model)
+        problems = {problem.id: problem for problem in load_set(words.train)}
+        rows, *_ = rollouts_of(run)
+        groups = []
+        for name in {row["prompt_id"]: None for row in rows}:
+            drawn = [rollout_of(row) for row in rows if row["prompt_id"] == name]
+            assert len(drawn) == 4
+            groups.append(WeighedGroup(builder.build(problems[name]), drawn, np.ones(4), np.ones(4)))
+        assert len(groups) == 2
+        with torch.no_grad():
+            expected = padded_logps(reference, groups, banned=builder.banned_ids)
+        for group, logps in zip(groups, expected, strict=True):
+            for rollout, logp_R in zip(group.rollouts, logps, strict=True):
+                torch.testing.assert_close(torch.from_numpy(rollout.logprobs), logp_R, atol=ROUNDING, rtol=0)
 
-    def test_sampler_and_learner_agree(self, runs: dict[str, RunDirectory]) -> None:
-        for run in runs.values():
-            for row in metrics_of(run):
-                assert float(row["rollout/logprob_gap"]) < ROUNDING and float(row["grad_norm"]) > 0
+    def test_sampler_and_learner_agree(self, run: RunDirectory) -> None:
+        rows = metrics_of(run)
+        assert len(rows) == 3
+        for row in rows:
+            assert float(row["rollout/logprob_gap"]) < ROUNDING and float(row["grad_norm"]) > 0
 
-    def test_a_resumed_run_is_the_uninterrupted_one(self, runs: dict[str, RunDirectory]) -> None:
-        assert_equal_runs(runs["stopped"], runs["luspo"])
+    def test_a_step_taken_again_is_the_same(self, run: RunDirectory, runner: Runner, tmp_path: Path) -> None:
+        whole = RunDirectory(tmp_path / "whole")
+        shutil.copytree(run.path, whole.path)
+        assert [step for step, _ in run.checkpoints()] == [2, 3]
+        shutil.rmtree(run.checkpoints()[-1][1])
+        page = command(runner, "train", run.path, "--resume")
+        assert "step 3 of 3 is next" in page and run.metrics()[-1]["attempt"] == 2
+        assert_equal_runs(run, whole)
 
     def test_a_checkpoint_is_evaluated(
-        self, runs: dict[str, RunDirectory], words: WordSets, runner: Runner, tmp_path: Path
+        self, run: RunDirectory, words: WordSets, runner: Runner, tmp_path: Path
     ) -> None:
-        ((_, model),) = runs["luspo"].checkpoints()
+        _, model = run.checkpoints()[-1]
         words_of_eval = ("--model", model, "--data", words.heldout, "--out", tmp_path / "eval", "--max-tokens", 48)
-        command(runner, "eval", *words_of_eval)
+        command(runner, "eval", *words_of_eval, "--sampler", "transformers")
         (summary,) = (tmp_path / "eval").rglob("*.json")
         assert json.loads(summary.read_text())["num_problems"] == 4
 
-    def test_an_export_opens_in_transformers(
-        self, runs: dict[str, RunDirectory], runner: Runner, tmp_path: Path
-    ) -> None:
-        command(runner, "export", runs["luspo"].path, "--out", tmp_path / "model")
-        ((_, checkpoint),) = runs["luspo"].checkpoints()
+    def test_an_export_opens_in_transformers(self, run: RunDirectory, runner: Runner, tmp_path: Path) -> None:
+        command(runner, "export", run.path, "--out", tmp_path / "model")
+        _, checkpoint = run.checkpoints()[-1]
         exported, expected = (
             AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
             for path in (tmp_path / "model", checkpoint)
