@@ -609,3 +609,19 @@ def test_a_long_question_is_folded(tmp_path):
     assert source.count("whole question") == 2
     short = build_run(tmp_path / "short", steps=1, num_problems=2)
     assert "whole question" not in write_report([short], tmp_path / "short.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("trained", "blank", "without", "said"),
+    [
+        (0.95, 0.10, 0.12, "its 95.0 % comes from looking closer"),
+        (0.95, 0.10, 0.40, "part of its accuracy does not come from the tool"),
+        (0.95, 0.40, 0.10, "part of its accuracy does not come from the tool"),
+        (0.13, 0.10, 0.12, "no more than 5 points above the best constant guess"),
+    ],
+)
+def test_the_controls_of_a_tool_are_said(trained: float, blank: float, without: float, said: str) -> None:
+    values = {"trained": trained, "blank_crops": blank, "without_tool": without, "best_constant": 0.12}
+    (sentence,) = control_sentences(values)
+    assert said in sentence
+    assert control_sentences(values | {"untrained": 0.1})[0] == sentence

@@ -200,7 +200,7 @@ def add_quickstart(commands: Commands) -> None:
     names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo, cispo, sapo or vl_norm: docs/algorithms.md"
     quick.add_argument("--algorithm", default="luspo", help=names)
     quick.add_argument(
-        "--out", type=Path, help="the run directory to make (runs/quickstart, with --real runs/quickstart-real)"
+        "--out", type=Path, help="the run directory to make (runs/quickstart, -tools or -real behind it)"
     )
     task = quick.add_mutually_exclusive_group()
     tools = "with a tool: a board that cannot be read before the policy zooms; see docs/environments.md"
@@ -224,7 +224,10 @@ def _quickstart(options: argparse.Namespace) -> None:
     if options.real:
         _real_quickstart(options)
         return
-    seeds, base = options.seeds or [options.seed], options.out or Path("runs/quickstart")
+    seeds, base = (
+        options.seeds or [options.seed],
+        options.out or Path("runs/quickstart-tools" if options.tools else "runs/quickstart"),
+    )
     outs = {n: base / f"seed-{n}" if options.seeds else base for n in seeds}
     for out in outs.values():
         if out.exists():

@@ -1,8 +1,9 @@
 """What accuracy would be without looking, and without training: the controls of a run, and what they allow to say.
 
 `controls.json` of a run, where there is one, holds accuracies in [0, 1] under these keys, each optional: trained (the
-trained policy on the real images), blank_images, shuffled_images, best_constant (the best constant guess), untrained
-(before training, free) and forced_scan (before training, the first words of a careful trace forced).
+trained policy on the real images), blank_images, shuffled_images, blank_crops (its tool shows nothing), without_tool
+(made to answer without it), best_constant (the best constant guess), untrained (before training, free) and
+forced_scan (before training, the first words of a careful trace forced).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _CONTROLS = {
     "trained": "trained policy, the problem's own images",
     "blank_images": "trained policy, blank images",
     "shuffled_images": "trained policy, a different problem's images",
+    "blank_crops": "trained policy, a tool that shows blank crops",
+    "without_tool": "trained policy, made to answer without its tool",
     "best_constant": "best constant guess",
     "untrained": "before training",
     "forced_scan": "before training, first words of the careful trace forced",
@@ -59,7 +62,8 @@ _CLEAR = 0.05  # a smaller difference of two controls says nothing
 
 def control_sentences(values: Mapping[str, float]) -> list[str]:
     """Return the sentences that the controls allow; none about a control that was not measured."""
-    return [sentence for sentence in (_blind_sentence(values), _forced_sentence(values)) if sentence]
+    said = (_blind_sentence(values), _tool_sentence(values), _forced_sentence(values))
+    return [sentence for sentence in said if sentence]
 
 
 def _blind_sentence(values: Mapping[str, float]) -> str:
@@ -84,6 +88,29 @@ def _blind_sentence(values: Mapping[str, float]) -> str:
         f"above {against}"
     )
     return f"{said}." if trained is None else f"{said}: its {percent_text(trained)} comes from the picture."
+
+
+def _tool_sentence(values: Mapping[str, float]) -> str:
+    """Say whether the trained policy's accuracy comes from what its tool shows."""
+    if not {"trained", "blank_crops", "without_tool", "best_constant"} <= values.keys():
+        return ""
+    best, guess, trained = (
+        max(values["blank_crops"], values["without_tool"]),
+        values["best_constant"],
+        values["trained"],
+    )
+    against = f"the best constant guess ({percent_text(guess)})"
+    if trained <= guess + _CLEAR:
+        return f"The trained policy scores {percent_text(trained)}, no more than 5 points above {against}."
+    if best > guess + _CLEAR:
+        return (
+            f"Without what its tool shows the trained policy still scores {percent_text(best)}, more than 5 points "
+            f"above {against}: part of its accuracy does not come from the tool."
+        )
+    return (
+        f"Without what its tool shows the trained policy scores at most {percent_text(best)}, no more than 5 points "
+        f"above {against}: its {percent_text(trained)} comes from looking closer."
+    )
 
 
 def _forced_sentence(values: Mapping[str, float]) -> str:

@@ -213,8 +213,12 @@ def print_seeds(results: dict[int, dict[str, float]]) -> None:
         "forced scan before": "forced_scan",
         "after, blank": "blank_images",
         "after, shuffled": "shuffled_images",
+        "after, blank crops": "blank_crops",
+        "after, no tool": "without_tool",
         "best constant": "best_constant",
     }
+    measured = next(iter(results.values()))
+    columns = {title: name for title, name in columns.items() if name in measured}
     console.print("seed  " + "  ".join(columns) + "    gain")
     for seed, values in results.items():
         gain = 100 * (values["trained"] - values["untrained"])

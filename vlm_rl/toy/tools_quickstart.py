@@ -106,7 +106,7 @@ def tools_quickstart(toy: ToolsData, out: Path, *, seed: int, sampler: str, algo
     if (best := run.best()) is not None:
         console.print(best.sentence())
     console.print(f"held-out accuracy {controls['untrained']:.3f} before, {controls['trained']:.3f} after")
-    console.print(f"made to look before any reinforcement: {controls['forced_look']:.3f}")
+    console.print(f"made to look before any reinforcement: {controls['forced_scan']:.3f}")
     console.print(
         f"after, with blank crops {controls['blank_crops']:.3f}, made to guess without a look "
         f"{controls['without_tool']:.3f}; the best constant guess gets {controls['best_constant']:.3f}"
@@ -200,7 +200,7 @@ def measure_controls(toy: ToolsData, *, warm: Path, trained: Path, seed: int) ->
 
     return {
         "untrained": accuracy(warm),
-        "forced_look": accuracy(warm, prefill=LOOK),
+        "forced_scan": accuracy(warm, prefill=LOOK),
         "trained": accuracy(trained),
         "blank_crops": accuracy(trained, blank=True),
         "without_tool": accuracy(trained, prefill=GUESS),
