@@ -106,7 +106,7 @@ def box_of(cell: int) -> list[int]:
 def turns(problem: BoardProblem, style: str, rng: np.random.Generator) -> list[str]:
     """Return the policy's turns in this style, in the full template, without the end-of-turn token."""
     cell, guess = problem.cells.index("board"), int(rng.integers(MAX_COUNT + 1))
-    search = "".join(f" {CELLS[i]} {kind}" for i, kind in enumerate(problem.cells[: cell + 1]))
+    search = "".join(f" {name} {kind}" for name, kind in zip(CELLS, problem.cells, strict=True))
     call = _call(cell)
     if style == "guess":
         return [respond(" guess", guess)]
