@@ -82,6 +82,7 @@ def num_parameters(
 PARAMETERS = {
     **PUBLISHED,
     "Qwen2.5-Math-7B": PUBLISHED["Qwen2.5-7B"],  # the same shapes, a shorter context
+    "Qwen2.5-7B-Instruct": PUBLISHED["Qwen2.5-7B"],  # the same shapes
     "Qwen3-1.7B": num_parameters(2048, 28, 16, 8, 6144, 151_936, tied=True, normed=True),
     "Qwen3-4B-Base": num_parameters(2560, 36, 32, 8, 9728, 151_936, tied=True, normed=True),
     "Qwen3-8B-Base": num_parameters(4096, 36, 32, 8, 12288, 151_936, tied=False, normed=True),
