@@ -33,4 +33,4 @@ def test_the_workflow_runs_the_targets_of_ci() -> None:
     targets |= {*re.findall(r"tests ([a-z-]+)\"$", script, re.MULTILINE)}
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     matrix = workflow["jobs"]["make"]["strategy"]["matrix"]["include"]
-    assert {row["target"] for row in matrix} == targets and "test-slow" in targets
+    assert {target for row in matrix for target in row["target"].split()} == targets and "test-slow" in targets
