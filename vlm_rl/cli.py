@@ -12,10 +12,12 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import vlm_rl
 from vlm_rl.commands import measuring, papers, preparing, reporting, training
+from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
 
@@ -44,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
         return refuse(str(error))
+    except ModuleNotFoundError as error:
+        if (advice := install_advice(error.name or "")) is None:
+            raise
+        return refuse(advice)
     except OSError as error:
         if error.errno in DISK_ERRORS:
             _discard_output()  # it may be what could not be written
@@ -75,6 +81,14 @@ class _CommandParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _HelpFormatter, **options})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Ask for the name that was meant, where one of those that may stand here is close to the one given."""
+        if action.choices is not None and value not in action.choices:
+            near = get_close_matches(str(value), [str(choice) for choice in action.choices], n=1)
+            if near:
+                raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near[0]!r}?")
+        super()._check_value(action, value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.commands import measuring, reporting
+from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
@@ -142,6 +143,42 @@ def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[st
         cli.main(arguments)
     assert stopped.value.code == 2
     assert "usage: vlm-rl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["trian"], "train"), (["dmo"], "demo"), (["eval", "--sampler", "vlm"], "vllm")],
+)
+def test_a_near_miss_is_asked_for(arguments: Sequence[str], meant: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "installs"),
+    [
+        ("deepspeed", "pip install deepspeed"),
+        ("deepspeed.ops", "pip install deepspeed"),
+        ("gradio", "pip install gradio markdown-it-py tokenizers"),
+        ("markdown_it.token", "pip install markdown-it-py gradio tokenizers"),
+        ("PIL", "pip install pillow"),
+        ("nobody_s_module", None),
+        ("vlm_rl.missing", None),
+        ("", None),
+    ],
+)
+def test_a_missing_library_is_named_with_the_command_that_installs_it(module: str, installs: str | None) -> None:
+    advice = install_advice(module)
+    assert advice is None if installs is None else advice is not None and advice.endswith(installs)
+
+
+def test_a_command_without_its_library_is_one_line() -> None:
+    code = "import sys; sys.modules['gradio'] = None; from vlm_rl import cli; sys.exit(cli.main(['demo']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    said = "gradio is not installed, and this command needs it: pip install gradio markdown-it-py tokenizers"
+    assert done.stderr == f"vlm-rl: {said}\n"
 
 
 def test_no_heavy_library_is_loaded_before_the_arguments_are_parsed() -> None:
