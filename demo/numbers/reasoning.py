@@ -94,17 +94,17 @@ class ReasoningSummary:
         return not math.isnan(self.share_interval[0])
 
 
-def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
+def measured_problems(table: ProblemTable, keep_P: np.ndarray, *, effort: float = 1.0) -> np.ndarray:
     """Return the kept problems that are measured, as indices into the table's, and measure them.
 
-    They come in an order of their ids' checksums, which does not follow the data set's, and end where MAX_CHARACTERS
-    or MAX_COMPARED is reached: the same view always measures the same problems.
+    They come in an order of their ids' checksums, which does not follow the data set's, and end where `effort` times
+    MAX_CHARACTERS or MAX_COMPARED is reached: the same view always measures the same problems.
     """
     kept = sorted(np.flatnonzero(keep_P).tolist(), key=lambda p: zlib.crc32(table.ids[p].encode()))
     characters = compared = 0
     chosen: list[int] = []
     for p in kept:
-        if compared >= MAX_COMPARED or characters >= MAX_CHARACTERS:
+        if compared >= effort * MAX_COMPARED or characters >= effort * MAX_CHARACTERS:
             break
         chosen.append(p)
         for checkpoint in table.checkpoints:

@@ -36,6 +36,7 @@ from vlm_rl.stats import Estimate
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _MAX_OTHER_LINES = 7  # comparisons below the first one
 _MAX_POINTS = 1200
+_EFFORT = 0.3  # of what the panel of reasoning measures: the first screen is drawn in about a second
 # what became of a problem: its change, the legend's words, colour and shape
 _GROUPS = ((0, "same", MUTED, "circle"), (-1, "lost", BAD, "triangle-down"), (1, "won", GOOD, "triangle-up"))
 
@@ -81,7 +82,7 @@ def overview_html(state: PageState, *, interactive: bool = True, leads: bool | N
     if state.emptiness:
         return render("message", text=state.emptiness, is_error=False)
     pair = pair_of(state.table, state.url)
-    problems = measured_problems(state.table, state.keep_P)
+    problems = measured_problems(state.table, state.keep_P, effort=_EFFORT)
     answers = _answers(state, pair)
     return render(
         "overview",

@@ -15,6 +15,7 @@ from vlm_rl.report.vega import Spec
 
 FEW = 12  # values; fewer are drawn as points, since a curve over them says more about its smoothing
 _PLACES = 90  # of a curve
+_MOST = 4_000  # values that a density is computed from
 _TOP = 0.56  # height of the highest place of a ridge, of its row; its name is above it
 _ROW = 56  # pixels
 
@@ -107,7 +108,8 @@ def _row(ridge: Ridge, *, base: int, left: float) -> list[Spec]:
             seen[value] = seen.get(value, 0) + 1
         return [name, *points]
     places = np.linspace(values[0], values[-1], _PLACES)
-    density = scipy.stats.gaussian_kde(values)(places)
+    even = np.linspace(0, len(values) - 1, min(len(values), _MOST)).round().astype(int)  # by rank, both ends included
+    density = scipy.stats.gaussian_kde(values[even])(places)
     heights = _TOP * density / density.max()
     median = float(np.median(values))
     middle = at("median", median, float(np.interp(median, places, heights)))
