@@ -154,9 +154,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _print_counts(out: Path, report: PrepareReport) -> None:
-    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
+    reasons = dict(report.dropped)
+    other = reasons.pop("other_set", 0)  # not lost: it is in the other of the two sets
+    apart = f", {other} {'not held out' if report.options.is_held_out else 'held out'}" if other else ""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
     reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
-    print(f"{out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
+    print(f"{out}: {report.rows_in} rows in, {report.kept} kept{apart}, dropped: {dropped}{reused}")
     print(f"{out / 'report.html'} shows it")
     if bad_texts := report.dropped.get("bad_text"):
         print(

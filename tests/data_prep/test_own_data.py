@@ -224,6 +224,9 @@ def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_p
     pictures = [{number for _, number in part} for part in words]
     assert not pictures[0] & pictures[1] and len(pictures[1]) == 10
     assert sorted(words[0] + words[1]) == sorted([word, f"{n}?"] for n in range(40) for word in ("Who", "Why"))
+    num_trained, num_held_out = map(len, sets)
+    assert f"{num_trained} kept, {num_held_out} held out, dropped: 40 near_duplicate" in text
+    assert f"{num_held_out} kept, {num_trained} not held out, dropped: 40 near_duplicate" in text
     dropped = manifest_of(tmp_path / "set-held-out")["dropped"]
     assert dropped == {"near_duplicate": 40, "other_set": 80 - len(sets[1])}
     code, text = said(file, "--hold-out", "0.25", "--limit", "20", "--out", tmp_path / "few")
