@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoConfig
 
 from tests.helpers.images import noise_png
 from tests.helpers.odd_models import TEXT_MODELS, VISION_MODELS, save_odd
@@ -19,6 +20,7 @@ from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import naming_untested
 from vlm_rl.learner.sft import warm_start
+from vlm_rl.model_files.model_folder import open_config
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -74,6 +76,14 @@ def test_an_unsupported_model_gives_one_message(
         builder = PromptBuilder(model, template=TEMPLATES["plain"])
         warm_start([], tmp_path / "sft", model_path=model, builder=builder, config=TrainConfig(), batch_size=1)
     assert not (tmp_path / "run").exists() and not (tmp_path / "eval").exists() and not (tmp_path / "sft").exists()
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_omni", "qwen3_omni_moe", "qwen2_audio", "gemma3n"])
+def test_a_model_that_reads_audio_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
+    """Whether audio is beside images, below a part of its own, or all that there is."""
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"models of type '{model_type}' read audio, which is not supported"):
+        open_config(str(tmp_path))
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])

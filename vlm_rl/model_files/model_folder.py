@@ -255,6 +255,11 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
             "use a model whose classes are in transformers, or remove the entry"
         )
+    if any(getattr(config, name, None) is not None for name in ("audio_config", "thinker_config")):
+        raise UserError(
+            f"model.path {model_path}: models of type {config.model_type!r} read audio, which is not supported: use "
+            "a model of text, images or videos"
+        )
     if getattr(config, "vision_config", None) is not None and vision_family(config) is None:
         raise UserError(
             f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
