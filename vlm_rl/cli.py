@@ -17,6 +17,7 @@ from typing import Any
 
 import vlm_rl
 from vlm_rl.commands import measuring, papers, preparing, reporting, training
+from vlm_rl.commands.examples import examples_of
 from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
@@ -75,12 +76,17 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         is_said = "default" in (action.help or "") or action.default in (None, False, "", [], argparse.SUPPRESS)
         return action.help if is_said else super()._get_help_string(action)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Keep the lines of examples, which are there to be copied."""
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
 
 class _CommandParser(argparse.ArgumentParser):
     """A parser, and those of its commands, whose help shows defaults."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _HelpFormatter, **options})
+        self.epilog = self.epilog or examples_of(self.prog)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Ask for the name that was meant, where one of those that may stand here is close to the one given."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -143,6 +144,18 @@ def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[st
         cli.main(arguments)
     assert stopped.value.code == 2
     assert "usage: vlm-rl" in capsys.readouterr().err
+
+
+def test_each_command_has_two_examples_that_it_understands() -> None:
+    commands = cli._parser()._subparsers._group_actions[0].choices
+    for name, command in commands.items():
+        _, *examples = command.format_help().partition("examples:")[2].split("\n  ")
+        assert len(examples) == 2, name
+        for example in examples:
+            program, *words = shlex.split(example)
+            options, rest = cli._parser().parse_known_args(words)
+            assert program == "vlm-rl" and callable(options.command), example
+            assert all("=" in word for word in rest), (example, rest)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@
     reporting         report, demo, track, export
     papers            paper
     refusal           prints what a user did wrong, and ends all ranks alike
+    examples          two of each command, for its help
     missing_library   says how to install what a command needs
 
 Private to this room: real_quickstart, the runs of quickstart --real; shared, options and checks of several commands.
 """
 
-__all__ = ["measuring", "missing_library", "papers", "preparing", "refusal", "reporting", "training"]
+__all__ = ["examples", "measuring", "missing_library", "papers", "preparing", "refusal", "reporting", "training"]
 _USES = "every room"
