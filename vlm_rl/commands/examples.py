@@ -34,7 +34,7 @@ _EXAMPLES = {
     "demo": ("vlm-rl demo runs/a runs/b", "vlm-rl demo runs/a runs/b --bundle site"),
     "track": ("vlm-rl track runs/mine", "vlm-rl track runs/mine log.trackers=[tensorboard]"),
     "export": ("vlm-rl export runs/mine/best --out models/mine", "vlm-rl export runs/mine --merge --out models/mine"),
-    "quickstart": ("vlm-rl quickstart", "vlm-rl quickstart --seed 1 --out runs/second"),
+    "quickstart": ("vlm-rl quickstart", "vlm-rl quickstart --tools --out runs/tools"),
     "doctor": ("vlm-rl doctor", "vlm-rl doctor --config mine.yaml"),
 }
 
