@@ -17,8 +17,8 @@ from vlm_rl.model_files.adapters import base_of
 
 UNTRAINED = 0.25
 """Below this share of the median norm of ordinary tokens' embeddings, a tag's has not been trained. In a small
-vocabulary most ordinary tokens may be those that never occur, which a shared output head lengthens: a warm-started toy
-has its tags at half."""
+vocabulary most tokens may be those that never occur, which a shared output head lengthens: a warm-started toy has its
+tags at half."""
 _COMPARED = 512  # ordinary tokens
 
 
