@@ -311,7 +311,7 @@ def _everything(states: PageStates, url: UrlState, components: Components) -> li
         state = states.of(url)
         panels = _panels_of(state, components)
     except UNREADABLE as error:
-        return [*_failed(url, components, error), gr.Tabs(selected=url.tab), *[gr.skip() for _ in _KEYS]]
+        return [*_failed(url, components, error), gr.update(selected=url.tab), *[gr.skip() for _ in _KEYS]]
     choices = _choices(state)
     controls = []
     for key in _KEYS:
