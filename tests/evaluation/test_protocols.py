@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlm_rl.cli import main
-from vlm_rl.config import Config, parse_config
+from vlm_rl.config import Config, parse_config, save_config
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template
-from vlm_rl.evaluation.settings import SetSettings, choose_settings, split_note
+from vlm_rl.evaluation.settings import SetSettings, choose_environment, choose_settings, split_note
 
 
 def chosen(name: str | None, run: Config | None = None, **given: Any) -> SetSettings:
@@ -117,3 +118,25 @@ def test_the_protocols_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     aime = BENCHMARKS["aime24"].protocol
     (line,) = re.findall(r"^aime24\n(?:  .*\n)*?  samples +(.*)", printed, re.MULTILINE)
     assert line.split(maxsplit=1) == [str(aime.samples.value), aime.samples.source]
+
+
+def test_an_evaluation_has_the_environment_of_its_run_unless_another_is_named(tmp_path: Path) -> None:
+    """Off too, the prompt shows images as the run did: they may be stored larger."""
+    tree = {"out": "x", "model": {"path": "m"}, "data": {"train": ["d"], "max_pixels": 7056}}
+    plain = parse_config(tree, where="a run")
+    tool = parse_config(tree | {"environment": {"name": "zoom", "max_turns": 3}}, where="a run")
+    file = tmp_path / "run.yaml"
+    save_config(tool, file)
+    for given, run, name, pixels in (
+        (None, None, None, None),
+        (None, plain, None, None),
+        (None, tool, "zoom", 7056),
+        ("none", tool, None, 7056),
+        ("python", tool, "python", 7056),
+        ("zoom", None, "zoom", None),
+        (str(file), plain, "zoom", 7056),
+    ):
+        environment, shown = choose_environment(given, run)
+        assert (environment.name, shown if shown < 10**6 else None) == (name, pixels), given
+    with pytest.raises(UserError, match="--environment is 'zomm'; known: zoom, python"):
+        choose_environment("zomm", None)

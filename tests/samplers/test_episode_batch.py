@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.helpers.episodes import RandomEpisodes, png
+from tests.helpers.episodes import RandomEpisode, RandomEpisodes, png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter
-from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams, TurnAnswer
 from vlm_rl.samplers.episodes import EpisodeBatch, TurnToSample
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Rollout
@@ -80,3 +81,22 @@ def test_the_last_turn_gets_what_is_left(builder: PromptBuilder) -> None:
     assert len(rollout.ids) == 20
     assert [turn.num_tokens for turn in rollout.turns] == [8, 8, 4]
     assert len(turns) == 3
+
+
+def test_a_fault_of_the_answering_is_raised_and_not_waited_for(builder: PromptBuilder) -> None:
+    episodes = RandomEpisodes(TurnWriter(builder), is_quick=False)
+
+    class Faulty(RandomEpisode):
+        def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
+            failed: Future[TurnAnswer] = Future()
+            failed.set_exception(RuntimeError("a fault of ours"))
+            return failed
+
+    episodes.open = lambda index, g, prompt: Faulty(episodes, g)  # type: ignore[method-assign]
+    prompt = builder.build(Problem("p", "How many?", (), "3", "integer"))
+    params = SamplingParams(temperature=1.0, max_tokens=9, responses=1)
+    batch = EpisodeBatch(SampleRequest([prompt], params, seed=0, step=0, episodes=episodes), builder, version=0)
+    (turn,) = batch.ready(wait=True)
+    batch.sampled(turn, np.array([builder.eos_ids[0]]), np.zeros(1))
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        batch.ready(wait=True)

@@ -136,17 +136,15 @@ def choose_environment(given: str | None, run: Config | None) -> tuple[Environme
     Raises UserError for a name that is not known.
     """
     if given is not None and given.endswith((".yaml", ".yml")):
-        run = load_config(given)
-    elif given == "none" or (given is None and run is None):
-        return EnvironmentConfig(), MAX_TOKENS * GRID**2
-    elif given is not None:
-        if given not in SHIPPED_ENVIRONMENTS:
-            known = ", ".join(SHIPPED_ENVIRONMENTS)
-            raise UserError(f"--environment is {given!r}; known: {known}, none, or the .yaml of a run that has one")
-        return EnvironmentConfig(name=given), MAX_TOKENS * GRID**2
-    assert run is not None
-    environment = run.environment
-    return environment, run.data.max_pixels if environment.name else MAX_TOKENS * GRID**2
+        run, given = load_config(given), None
+    has_one = run is not None and run.environment.name is not None  # its prompts may show images smaller than stored
+    shown = run.data.max_pixels if run is not None and has_one else MAX_TOKENS * GRID**2
+    if given is None:
+        return (run.environment if run is not None else EnvironmentConfig()), shown
+    if given != "none" and given not in SHIPPED_ENVIRONMENTS:
+        known = ", ".join(SHIPPED_ENVIRONMENTS)
+        raise UserError(f"--environment is {given!r}; known: {known}, none, or the .yaml of a run that has one")
+    return EnvironmentConfig(name=None if given == "none" else given), shown
 
 
 def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:

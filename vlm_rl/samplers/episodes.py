@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,7 +60,7 @@ class EpisodeBatch:
         self._request, self._builder, self._version = request, builder, version
         self._on_group, self._episodes = on_group, request.episodes
         self._groups: list[dict[int, Rollout]] = [{} for _ in request.prompts]
-        self._answered: queue.SimpleQueue[tuple[TurnToSample, TurnAnswer]] = queue.SimpleQueue()
+        self._answered: queue.SimpleQueue[tuple[TurnToSample, Future[TurnAnswer]]] = queue.SimpleQueue()
         self._num_waiting = 0
         self._ready = [
             TurnToSample(index, g, self._episodes.open(index, g, prompt), prompt, request.params.max_tokens)
@@ -120,9 +121,9 @@ class EpisodeBatch:
         self._num_waiting += 1
         asked = turn.episode.answer(turn.turns[-1].text, ids)
         if turn.episode.is_quick:
-            self._continue(turn, asked.result())
+            self._continue(turn, asked)
         else:
-            asked.add_done_callback(lambda future: self._answered.put((turn, future.result())))
+            asked.add_done_callback(lambda future: self._answered.put((turn, future)))
 
     def _take_answers(self) -> None:
         while True:
@@ -131,8 +132,10 @@ class EpisodeBatch:
             except queue.Empty:
                 return
 
-    def _continue(self, turn: TurnToSample, answer: TurnAnswer) -> None:
+    def _continue(self, turn: TurnToSample, asked: Future[TurnAnswer]) -> None:
+        """Go on with an episode whose answer is there. Raises what the answering raised, which is a fault of ours."""
         self._num_waiting -= 1
+        answer = asked.result()
         left = self._request.params.max_tokens - len(turn.ids)
         if isinstance(answer, str):
             self._end(turn, answer)
