@@ -2,7 +2,7 @@
 
 python perf/quickstart_runs.py --out runs/quickstart-runs              # twenty runs of two to six minutes
 
-Runs that are done are not made again. The second kind of arithmetic takes another number of threads and the kernels
+Runs that are done are not made again; one that was stopped begins anew. The second kind of arithmetic takes another number of threads and the kernels
 of an older processor: it rounds differently, and training amplifies the difference.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def main() -> None:
         for kind, variables in ARITHMETIC.items():
             out = options.out / f"{kind}-{seed}"
             if not (out / "controls.json").is_file():
+                for left in (out, out.with_name(f"{out.name}-data")):
+                    shutil.rmtree(left, ignore_errors=True)
                 command = [sys.executable, "-m", "vlm_rl", "quickstart", "--seed", str(seed), "--out", str(out)]
                 with (options.out.parent / f"{options.out.name}.log").open("a") as log:
                     subprocess.run(command, env=os.environ | variables, stdout=log, stderr=log, check=True)
