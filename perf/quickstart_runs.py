@@ -2,8 +2,8 @@
 
 python perf/quickstart_runs.py --out runs/quickstart-runs              # twenty runs of two to six minutes
 
-Runs that are done are not made again; one that was stopped begins anew. The second kind of arithmetic takes another number of threads and the kernels
-of an older processor: it rounds differently, and training amplifies the difference.
+Runs that are done are not made again; one that was stopped begins anew. The second kind of arithmetic takes another
+number of threads and the kernels of an older processor: it rounds differently, and training amplifies the difference.
 """
 
 from __future__ import annotations
