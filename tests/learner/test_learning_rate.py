@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.config import TrainConfig
+from vlm_rl.config import TrainConfig, load_config
 from vlm_rl.learner.learning_rate import learning_rate_factor, moved_cosine
 
 Schedule = Literal["constant", "cosine"]
@@ -68,3 +69,13 @@ def test_a_resume_says_how_more_steps_move_the_cosine(
         assert line is not None and line.endswith(
             f"ends at step 8: the learning rate of the next step is {rates[0]}, and would have been {rates[1]}"
         )
+
+
+def test_a_warm_up_in_rollout_steps_is_all_their_optimizer_steps() -> None:
+    """The LUSPO paper: 20 rollout steps of 128 prompts in mini-batches of 16 are 160 optimizer steps."""
+    config = load_config(Path(__file__).resolve().parents[2] / "configs" / "virl39k_luspo_7b.yaml")
+    updates = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
+    assert config.train.warmup_updates(updates) == 160
+    assert TrainConfig(warmup_steps=5).warmup_updates(8) == 5
+    with pytest.raises(ValueError, match="leave one of them out"):
+        TrainConfig(warmup_steps=5, warmup_rollout_steps=2)

@@ -71,6 +71,11 @@ class SftConfig(ConfigSection):
         yield from conflicts_of_4bit(self.model, self.train)
         if self.train.old_logprobs != "learner":
             yield "train.old_logprobs is sampler, and nothing is sampled here: leave it out"
+        if self.train.warmup_rollout_steps:
+            yield (
+                f"train.warmup_rollout_steps is {self.train.warmup_rollout_steps}, and there are no rollout steps "
+                "here: use train.warmup_steps"
+            )
         budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
         if budget < longest:
             yield (

@@ -319,6 +319,8 @@ class TrainConfig(ConfigSection):
     """Learning rates of single parts of the model, named as in model.freeze; the others have lr."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
+    warmup_rollout_steps: NonNegativeInt = 0
+    """The same in rollout steps, in place of warmup_steps: all optimizer steps of so many. The LUSPO paper has 20."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate after the warm-up: constant, or falling to 0 along a cosine until the last step."""
     betas: tuple[FractionBelowOne, FractionBelowOne] = (0.9, 0.95)
@@ -346,8 +348,17 @@ class TrainConfig(ConfigSection):
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that the learner builds. Keys that others decide are refused."""
 
+    def warmup_updates(self, updates_per_step: int) -> int:
+        """Return the optimizer steps of warm-up, where a rollout step takes so many."""
+        return self.warmup_rollout_steps * updates_per_step or self.warmup_steps
+
     def conflicts(self) -> Iterator[str]:
         yield from deepspeed_conflicts(self.deepspeed)
+        if self.warmup_steps and self.warmup_rollout_steps:
+            yield (
+                f"warmup_steps is {self.warmup_steps}, and warmup_rollout_steps is {self.warmup_rollout_steps}: "
+                "leave one of them out"
+            )
         if self.zero_stage < 2 and self.offload_device("offload_optimizer") != "none":
             yield (
                 f"zero_stage is {self.zero_stage}, and deepspeed.zero_optimization.offload_optimizer is set: there "

@@ -171,7 +171,7 @@ class Learner:
         c = self.config
         factor = learning_rate_factor(
             self.num_updates,
-            warmup_steps=c.warmup_steps,
+            warmup_steps=c.warmup_updates(self.total_optimizer_steps // c.steps),
             schedule=c.schedule,
             total_steps=self.total_optimizer_steps,
         )

@@ -45,8 +45,9 @@ def moved_cosine(own: TrainConfig, now: TrainConfig, *, step: int, updates_per_s
 
     def rate(config: TrainConfig) -> float:
         update, total = step * updates_per_step, config.steps * updates_per_step
+        warmup = config.warmup_updates(updates_per_step)
         return config.lr * learning_rate_factor(
-            update, warmup_steps=config.warmup_steps, schedule=config.schedule, total_steps=total
+            update, warmup_steps=warmup, schedule=config.schedule, total_steps=total
         )
 
     if now.schedule != "cosine" or own.steps == now.steps or rate(own) == rate(now):

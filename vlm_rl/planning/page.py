@@ -63,9 +63,10 @@ def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = Fal
     if samples:
         console.print(_tokens_table(plan))
     per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
+    warmup = t.warmup_updates(plan.updates_per_step if samples else 1)
     console.print(
         f"optimizer  {per_step}{plan.updates_per_step * t.steps:,}{' in all' if samples else ' steps'} "
-        f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
+        f"({t.optimizer}, lr {t.lr:g}, {warmup} warm-up, {t.schedule})"
     )
     for line in plan.disk_room.lines():
         console.print(line, soft_wrap=True)
