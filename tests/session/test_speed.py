@@ -33,7 +33,7 @@ def policy_of(path: Path) -> Policy:
 def groups() -> tuple[list[Any], dict[str, int]]:
     lengths = {"a": [30, 50], "b": [20, 60]}
     groups = [
-        SimpleNamespace(problem=SimpleNamespace(id=name), lengths_G=np.array(sizes))
+        SimpleNamespace(problem=SimpleNamespace(id=name), lengths_G=np.array(sizes), sizes_G=np.array(sizes))
         for name, sizes in lengths.items()
     ]
     return groups, {"a": 100, "b": 40}
@@ -118,3 +118,10 @@ def test_the_peak_of_a_card_by_its_name(name: str, rate: float | None, monkeypat
     with PretendedCuda():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
         assert devices.peak_rate() == rate
+
+
+def test_observed_tokens_are_computed_and_not_drawn(tiny_model: Path, groups: Any) -> None:
+    found, prompts = groups
+    found[0].sizes_G = found[0].lengths_G + np.array([7, 0])
+    speed = Speed(policy_of(tiny_model), config_of(tiny_model)).metrics(found, prompts, SECONDS)
+    assert speed == {"speed/rollout_tokens": 160 / 2, "speed/update_tokens": (140 + 160 + 7) / (1 + 4)}
