@@ -85,6 +85,22 @@ def test_a_model_that_knows_calls_but_no_role_for_responses_gets_them_in_the_wor
     assert "<tool_response>\n[[observation]]" in writer._skeleton(0, has_text=True)
 
 
+def test_tool_tokens_that_are_control_tokens_cannot_be_written(tmp_path: Path) -> None:
+    """They are banned, and no decoded response shows them: calls are fenced then."""
+    builder = open_builder(tmp_path / "tiny", visible=TOOL_TOKENS)
+    builder.banned_ids = (*builder.banned_ids, builder.tokenizer.convert_tokens_to_ids(TOOL_TOKENS[0]))
+    assert TurnWriter(builder).calls == "fenced"
+
+
+def test_pixels_beyond_those_of_prompts_are_refused(plain: PromptBuilder) -> None:
+    with pytest.raises(
+        UserError, match=r"environment\.max_pixels is 2000000, outside of .* \(3136 to 1003520 pixels\)"
+    ):
+        TurnWriter(plain, max_pixels=2_000_000)
+    with pytest.raises(UserError, match=r"environment\.min_pixels is 100"):
+        TurnWriter(plain, min_pixels=100)
+
+
 def test_the_whole_conversation_is_what_the_template_renders(qwen: PromptBuilder) -> None:
     """Prompt, turn and observation end to end, against one rendering and one encoding of all of it."""
     problem = Problem("p", "How many?", (), "3", "integer")

@@ -72,6 +72,7 @@ def say(episode: HostedEpisode, builder: PromptBuilder, text: str) -> TurnAnswer
         ("huge", "cannot be shown"),
         ("number", "neither an Observation nor Done"),
         ("memory", "MemoryError"),
+        ("half a character", "ValueError: no ?"),
     ],
 )
 def test_a_bad_environment_gives_an_error_turn_and_the_episode_goes_on(
@@ -94,6 +95,38 @@ def test_control_tokens_of_an_environment_do_not_reach_the_ids(bad: EpisodeHost,
     assert not isinstance(answer, str)
     control = {builder.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|image_pad|>")}
     assert sum(int(i) in control for i in answer[1].ids) == 2, "the template's own <|im_start|>, twice"
+
+
+def test_half_a_character_is_a_question_mark(bad: EpisodeHost, builder: PromptBuilder) -> None:
+    """JSON may hold one, and a class that echoes an argument returns it; no file may hold it."""
+    answer = say(opened(bad, builder, step=11), builder, "half shown")
+    assert not isinstance(answer, str)
+    assert (answer[0].text, answer[0].tool, answer[0].error) == ("no ?", "?", "")
+
+
+def test_playing_an_episode_again_has_time_for_all_its_turns(bad: EpisodeHost, builder: PromptBuilder) -> None:
+    """Three turns of .7 s, then a neighbour ends their process: the fourth turn's limit is 1.5 s for itself."""
+    episode, other = opened(bad, builder, step=12), opened(bad, builder, g=2, step=12)
+    for _ in range(2):
+        say(episode, builder, "slow")
+    say(other, builder, "exit")
+    answer = say(episode, builder, "slow")
+    assert not isinstance(answer, str)
+    assert answer[0].text.startswith("turn 3 of p: ")
+
+
+def test_waiting_for_a_place_is_not_waiting_for_an_answer(builder: PromptBuilder) -> None:
+    """Six programs of 1.2 s, one at a time, with a limit of 6 s for each."""
+    program = written("python", {"code": "import time; time.sleep(1.2); print(7)"}, "fenced")
+    with hosted(builder, "python", options={"seconds": 5.5}, timeout=6.0) as host:
+        episodes = [opened(host, builder, g) for g in range(6)]
+        ids = np.array([builder.eos_ids[0]], np.int32)
+        asked = [episode.answer(program, ids) for episode in episodes]
+        answers = [future.result(timeout=60) for future in asked]
+    assert [answer[0].text for answer in answers if not isinstance(answer, str)] == ["7"] * 6
+    late = pytest.raises(UserError, match=r"options\.seconds is 10, and environment\.timeout 5")
+    with late, hosted(builder, "python", timeout=5.0):
+        pass
 
 
 def test_an_own_environment_repeats_itself_by_its_seed(bad: EpisodeHost, builder: PromptBuilder) -> None:

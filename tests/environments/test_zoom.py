@@ -35,7 +35,7 @@ PROBLEM = Problem("p", "<image>Where?", (stored(),), "3", "integer")
 
 def zoom(form: str = "tool_call", model_type: str = "qwen2_5_vl", **options: Any) -> Zoom:
     setup = EnvironmentSetup(
-        options, form, model_type, 1, grade=lambda *_: False, shown=lambda _: [(WIDTH // 2, HEIGHT // 2)]
+        options, form, model_type, 1, 30.0, grade=lambda *_: False, shown=lambda _: [(WIDTH // 2, HEIGHT // 2)]
     )
     setup.check_options(OPTIONS)
     opened = Zoom(setup)
@@ -137,6 +137,17 @@ def test_arguments_that_cannot_be_followed_are_an_error_turn(arguments: dict[str
     answer = step(zoom(), text)
     assert isinstance(answer, Observation)
     assert told in answer.error
+
+
+def test_frames_of_a_video_are_no_images() -> None:
+    """The image stands behind a video of two frames, which are among the problem's pictures."""
+    opened = zoom()
+    frame = io.BytesIO()
+    Image.new("RGB", (WIDTH, HEIGHT)).save(frame, "PNG")
+    pictures = (frame.getvalue(), frame.getvalue(), stored())
+    problem = Problem("p", "<video> and <image>", pictures, "3", "integer", meta={"videos": [[0.0, 1.0]]})
+    asyncio.run(opened.reset(problem, 0))
+    assert corners(ask(opened, [10, 5, 50, 45])) == (20, 10, 100, 90)
 
 
 def test_calls_are_counted_and_errors_are_not() -> None:

@@ -46,6 +46,12 @@ class Bad(Counter):
             time.sleep(600)
         if "sleep" in text:
             await asyncio.sleep(600)
+        if "half a character" in text:
+            raise ValueError("no \ud83d")
+        if "half shown" in text:
+            return Observation("no \ud83d", tool="\ud83d")
+        if "slow" in text:
+            await asyncio.sleep(0.7)
         if "long" in text:
             return Observation("x" * 1_000_000)
         if "broken" in text:

@@ -25,7 +25,7 @@ class EnvironmentConfig(ConfigSection):
     allow_class: bool = False
     """Allow importing your own class, which runs the code of its module."""
     max_turns: PositiveInt = 5
-    """Most turns of the policy in an episode; what the last one calls is not answered."""
+    """Most turns of the policy in an episode; what the last one calls is not shown to it."""
     max_observed_tokens: PositiveInt = 2048
     """Most tokens that an episode observes, images included. They are not in rollout.max_tokens, which all turns
     together sample."""
@@ -36,9 +36,10 @@ class EnvironmentConfig(ConfigSection):
     max_pixels: PositiveInt | None = None
     """Most pixels of an observed image, which is reduced to it; null: data.max_pixels."""
     timeout: PositiveFloat = 30.0
-    """Seconds that the answer to one turn may take; later it is an error."""
+    """Seconds that the answer to one turn may take, once it is its turn; later it is an error."""
     workers: PositiveInt = 2
-    """Processes of each rank in which your own class runs, or programs at the same time."""
+    """Processes of each rank in which your own class runs, or programs and answers that are judged at the same
+    time."""
 
     @property
     def is_own(self) -> bool:

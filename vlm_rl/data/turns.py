@@ -57,8 +57,13 @@ class TurnWriter:
             "min_pixels": builder.min_pixels if min_pixels is None else min_pixels,
             "max_pixels": builder.max_pixels if max_pixels is None else max_pixels,
         }
-        vocabulary = builder.tokenizer.get_vocab()
-        self.calls = "tool_call" if all(token in vocabulary for token in TOOL_TOKENS) else "fenced"
+        for name, value in self._limits.items():
+            if not builder.min_pixels <= value <= builder.max_pixels:
+                raise UserError(
+                    f"environment.{name} is {value}, outside of what the prompts' images may have "
+                    f"({builder.min_pixels} to {builder.max_pixels} pixels), which engine and processor keep to"
+                )
+        self.calls = "tool_call" if all(map(self._is_writable, TOOL_TOKENS)) else "fenced"
         self.role = self._find_role()
         self._skeleton(0, has_text=True)
 
@@ -96,6 +101,11 @@ class TurnWriter:
             return family.fit(image, processor=self._builder.processor, **self._limits)
         except UserError as error:
             raise TurnError(f"cannot be shown: {error}") from None
+
+    def _is_writable(self, token: str) -> bool:
+        """Tell whether the model can sample this text as one token, and its decoded response shows it."""
+        index = self._builder.tokenizer.get_vocab().get(token)
+        return index is not None and index not in self._builder.banned_ids and self._builder.decode([index]) == token
 
     def _find_role(self) -> str:
         """Return tool where the chat template marks a tool's response as one, and shows its images."""

@@ -34,4 +34,4 @@ class AnswerCheck:
         self._left -= 1
         if self._left <= 0 or await asyncio.to_thread(self._grade, self._problem, text):
             return Done()
-        return Observation(self._message, tool="answer_check")
+        return Observation(self._message)  # no tool: a first answer is no call

@@ -60,6 +60,7 @@ class EnvironmentSetup:
     calls: str  # how the model writes a call: tool_call or fenced
     model_type: str  # the model's, which says what its coordinates mean
     workers: int  # programs at the same time
+    timeout: float  # seconds that an answer may take
     grade: Callable[[Problem, str], bool]  # whether a text answers a problem rightly
     shown: Callable[[Problem], list[tuple[int, int]]]  # width and height of each image as the model sees it
     resources: dict[str, Any] = field(default_factory=dict)  # what the episodes of a run share, by name

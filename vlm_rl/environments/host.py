@@ -28,6 +28,7 @@ from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.samplers.base import TurnAnswer, response_seed
 from vlm_rl.types import Problem, Prompt
 
+_LONGEST_ERROR = 300  # characters
 _CHARACTERS = 16  # of a token: more are not encoded to find out that they are too many
 
 
@@ -63,6 +64,7 @@ class EpisodeHost:
             calls=self.writer.calls,
             model_type=builder.config.model_type,
             workers=config.workers,
+            timeout=config.timeout,
             grade=lambda problem, text: grade(problem, builder.prefill + text),
             shown=lambda problem: [],
         )
@@ -76,6 +78,7 @@ class EpisodeHost:
         if config.instructions is not None:
             self.instructions = config.instructions
         builder.instructions = self.instructions
+        self.places = asyncio.Semaphore(config.workers)  # waiting for one is not waiting for an answer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)
         self._thread.start()
@@ -151,27 +154,34 @@ class HostedEpisode:
     async def _answer(self, text: str, ids: np.ndarray) -> TurnAnswer:
         reply = await self._step(text)
         if isinstance(reply, Done):
-            return reply.reason
-        for observation in (reply, None):
-            observation = observation or failed("the response is too long to be shown")
-            if (answer := self._written(observation, ids)) is not None:
-                return answer
-        return "observed_tokens"
+            return written(reply.reason)
+        try:
+            answer = self._written(cleaned(reply), ids)
+        except Exception as error:
+            answer = self._written(failed(f"{type(error).__name__}: {error}"), ids)
+        if answer is None:
+            answer = self._written(failed("the response is too long to be shown"), ids)
+        return answer or "observed_tokens"
 
     async def _step(self, text: str) -> Observation | Done:
         """Return what the environment answers, or an observation of why it does not."""
-        timeout = self.host.config.timeout
+        host, timeout = self.host, self.host.config.timeout
         try:
             # An own class has a limit in its own process, which begins once it is its turn there.
-            async with asyncio.timeout(None if self.host.config.is_own else timeout):
-                if not self.has_begun:
-                    await self.environment.reset(self.problem, self.seed)
-                    self.has_begun = True
-                return await self.environment.step(text)
+            if host.config.is_own:
+                return await self._stepped(text)
+            async with host.places, asyncio.timeout(timeout):
+                return await self._stepped(text)
         except TimeoutError as error:
             return failed(str(error) or f"no answer within {timeout:g} s")
         except Exception as error:
             return failed(f"{type(error).__name__}: {error}"[:300])
+
+    async def _stepped(self, text: str) -> Observation | Done:
+        if not self.has_begun:
+            await self.environment.reset(self.problem, self.seed)
+            self.has_begun = True
+        return await self.environment.step(text)
 
     def _written(self, observation: Observation, ids: np.ndarray) -> TurnAnswer | None:
         """Return an observation with its tokens; None where they are more than are left."""
@@ -206,4 +216,15 @@ def open_host(config: EnvironmentConfig, builder: PromptBuilder, grader: Grader)
 
 def failed(why: str) -> Observation:
     """Return the observation that tells the policy why there is no other."""
-    return Observation(f"Error: {why}", error=why)
+    return Observation(f"Error: {written(why)}"[:_LONGEST_ERROR], error=written(why)[:_LONGEST_ERROR])
+
+
+def cleaned(observation: Observation) -> Observation:
+    """Return an observation whose texts can be encoded and stored, whatever is in them."""
+    texts = {name: written(getattr(observation, name)) for name in ("text", "error", "tool")}
+    return replace(observation, **texts)
+
+
+def written(text: str) -> str:
+    """Return the text with a question mark for each half of a character, which JSON may hold and no file may."""
+    return text.encode(errors="replace").decode()

@@ -71,8 +71,18 @@ class OwnEnvironment:
 
     async def step(self, text: str) -> Observation | Done:
         owner = self._owner
-        arguments = [owner.path, owner.options, self._key, self._problem, self._seed, [*self._before], text]
-        asked = self._pool.schedule(own_worker.step, args=arguments, timeout=owner.timeout)
+        limit = owner.timeout * (1 + len(self._before))  # a new object is given all earlier turns again
+        arguments = [
+            owner.path,
+            owner.options,
+            self._key,
+            self._problem,
+            self._seed,
+            [*self._before],
+            text,
+            owner.timeout,
+        ]
+        asked = self._pool.schedule(own_worker.step, args=arguments, timeout=limit)
         try:
             answer = await asyncio.wrap_future(asked)
         except LateError:

@@ -58,9 +58,16 @@ def describe(path: str, options: Mapping[str, Any]) -> str:
 
 
 def step(
-    path: str, options: Mapping[str, Any], key: str, problem: Problem, seed: int, before: Sequence[str], text: str
+    path: str,
+    options: Mapping[str, Any],
+    key: str,
+    problem: Problem,
+    seed: int,
+    before: Sequence[str],
+    text: str,
+    timeout: float,
 ) -> Observation | Done:
-    """Answer a turn.
+    """Answer a turn. Where memory ends, all other episodes are forgotten first: they can be played again.
 
     Args:
         path: the class.
@@ -70,17 +77,33 @@ def step(
         seed: of the episode.
         before: the texts of its earlier turns, which an object that is new here is given again.
         text: of the turn.
+        timeout: seconds of an answer that is awaited; the process has a limit of its own.
 
     Raises RuntimeError, with a message in one line, where the class raises or returns something else.
     """
+
+    def answered() -> Observation | Done:
+        return _runner.run(_step(path, options, key, problem, seed, before, text, timeout))
+
     try:
-        return _runner.run(_step(path, options, key, problem, seed, before, text))
+        try:
+            return answered()
+        except MemoryError:
+            _episodes.clear()
+            return answered()
     except BaseException as error:  # SystemExit too: the message goes to the policy, and must be able to travel
         raise RuntimeError(f"{type(error).__name__}: {error}"[:300]) from None
 
 
 async def _step(
-    path: str, options: Mapping[str, Any], key: str, problem: Problem, seed: int, before: Sequence[str], text: str
+    path: str,
+    options: Mapping[str, Any],
+    key: str,
+    problem: Problem,
+    seed: int,
+    before: Sequence[str],
+    text: str,
+    timeout: float,
 ) -> Observation | Done:
     environment, seen = _episodes.pop(key, (None, 0))
     if environment is None or seen != len(before):
@@ -88,7 +111,11 @@ async def _step(
         await environment.reset(problem, seed)
         for earlier in before:
             await environment.step(earlier)
-    answer = await environment.step(text)
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await environment.step(text)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout:g} s") from None
     if isinstance(answer, Observation):
         _episodes[key] = environment, len(before) + 1
         if len(_episodes) > _MOST_EPISODES:
@@ -107,6 +134,6 @@ def _checked(answer: Observation) -> Observation:
                 f"an image of an Observation is {type(image).__name__}, not the bytes of a PNG, JPEG or WEBP"
             )
     for name in ("text", "error", "tool"):
-        if not isinstance(getattr(answer, name), str):
+        if type(getattr(answer, name)) is not str:
             raise TypeError(f"{name} of an Observation is {type(getattr(answer, name)).__name__}, not a text")
     return Observation(answer.text, images, answer.error[:300], answer.tool[:100])

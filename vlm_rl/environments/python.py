@@ -10,6 +10,7 @@ from typing import Any
 
 from vlm_rl.environments.calls import ToolCallError, described, read_call
 from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
+from vlm_rl.errors import UserError
 from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
 from vlm_rl.types import Problem
 
@@ -30,6 +31,11 @@ class Python:
         self._tool, self._left = setup.option("tool", "python"), setup.option("calls", 4)
         self._seconds, self._characters = setup.option("seconds", 10.0), setup.option("characters", 2000)
         self._form = setup.calls
+        if self._seconds >= setup.timeout:
+            raise UserError(
+                f"environment.options.seconds is {self._seconds:g}, and environment.timeout {setup.timeout:g}: a "
+                "program must end before its answer is late; lower the first or raise the second"
+            )
         if "sandbox" not in setup.resources:
             sandbox = Sandbox(workers=setup.workers)
             sandbox.check()

@@ -20,7 +20,7 @@ from vlm_rl.environments.calls import ToolCall, ToolCallError, described, read_c
 from vlm_rl.environments.environment import Done, EnvironmentSetup, Observation
 from vlm_rl.errors import UserError
 from vlm_rl.rewards.grounding import COORDINATES
-from vlm_rl.types import Problem
+from vlm_rl.types import IMAGE_MARKER, Problem, group_by_marker, split_at_markers
 
 _ROUNDING = 1e-6  # pixels: a whole pixel's edge may come out a little beside it
 
@@ -64,6 +64,7 @@ class Zoom:
 
     async def reset(self, problem: Problem, seed: int) -> None:
         self._problem, self._shown = problem, self._setup.shown(problem)
+        self._places = _places_of_images(problem)
 
     async def step(self, text: str) -> Observation | Done:
         try:
@@ -100,7 +101,7 @@ class Zoom:
         return f"size is {width} x {height} pixels" if self._in_pixels else "coordinates go from 0 to 1000"
 
     def _crop(self, number: int, box: tuple[float, float, float, float]) -> bytes:
-        data = self._problem.images[number]
+        data = self._problem.images[self._places[number]]
         image = decode_image(data, where=f"problem {self._problem.id!r} image {number}", limits=TEST_LIMITS)
         left, top, right, bottom = box
         x1, y1 = math.floor(left * image.width + _ROUNDING), math.floor(top * image.height + _ROUNDING)
@@ -111,6 +112,13 @@ class Zoom:
         buffer = io.BytesIO()
         crop.save(buffer, format="PNG", compress_level=1)
         return buffer.getvalue()
+
+
+def _places_of_images(problem: Problem) -> list[int]:
+    """Return where each image is among a problem's pictures, which hold the frames of videos too."""
+    places = group_by_marker(problem.question, range(len(problem.images)), problem.videos)
+    markers = split_at_markers(problem.question, problem.videos)[1]
+    return [place for (place, *_), marker in zip(places, markers, strict=True) if marker == IMAGE_MARKER]
 
 
 def _whole(arguments: Mapping[str, Any]) -> int:

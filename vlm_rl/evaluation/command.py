@@ -120,6 +120,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     )
     if origin.run is not None:
         builder.spell_tags_as(options.model)
+    if (host := open_host(environment, builder, Grader())) is not None:
+        host.close()  # it can be opened; its words are in the prompts from here on
     for eval_set in sets:
         builder.with_template(eval_set.how.template).check_template()
     check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)

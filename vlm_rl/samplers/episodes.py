@@ -6,24 +6,24 @@
         batch.sampled(turn, ids, logprobs)
 
 A turn's prompt is all that came before: the very ids that were sampled, and observations as they were encoded once.
-Engines get one placeholder for each image, as in every prompt, and expand it themselves.
+Engines get one placeholder for each image, as in every prompt, and expand it themselves. `vision` of what is observed
+is left out, since it is large and most engines make their own: `seen` adds it.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.turns import as_prompt
+from vlm_rl.data.turns import as_prompt, open_images
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.distributed import alive
 from vlm_rl.samplers.base import Episode, OnGroup, SampleRequest, TurnAnswer, make_rollout
-from vlm_rl.types import Prompt, Rollout, Turn
+from vlm_rl.types import ObservedTokens, Prompt, Rollout, Turn
 
 _WAIT_SECONDS = 1.0  # between two signs of life while every episode waits for its environment
 
@@ -40,6 +40,12 @@ class TurnToSample:
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # sampled so far
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     turns: tuple[Turn, ...] = ()
+
+    def seen(self, builder: PromptBuilder) -> Prompt:
+        """Return the prompt with `vision` of all its images, for an engine that takes that."""
+        shown = [turn.observed for turn in self.turns if turn.observed is not None]
+        parts = [self.prompt.vision, *(as_prompt(builder, observed).vision for observed in shown)]
+        return replace(self.prompt, vision=join_vision(parts))
 
 
 class EpisodeBatch:
@@ -147,7 +153,7 @@ class EpisodeBatch:
             observation, observed = answer
             *earlier, last = turn.turns
             turn.turns = (*earlier, replace(last, observation=observation, observed=observed))
-            turn.prompt = _joined(turn.prompt, as_prompt(self._builder, observed))
+            turn.prompt = _joined(turn.prompt, observed)
             turn.max_tokens = left
             self._ready.append(turn)
 
@@ -172,13 +178,12 @@ def _extended(prompt: Prompt, ids: np.ndarray) -> Prompt:
     return replace(prompt, ids=np.r_[prompt.ids, ids], sampler_ids=np.r_[prompt.sampler_ids, ids])
 
 
-def _joined(prompt: Prompt, observed: Prompt) -> Prompt:
-    """Return the prompt with observed tokens behind it."""
-    parts: Sequence[Prompt] = (prompt, observed)
+def _joined(prompt: Prompt, observed: ObservedTokens) -> Prompt:
+    """Return the prompt with observed tokens behind it, without their `vision`."""
+    parts = (prompt, observed)
     return replace(
         prompt,
         ids=np.concatenate([part.ids for part in parts]),
         sampler_ids=np.concatenate([part.sampler_ids for part in parts]),
-        images=(*prompt.images, *observed.images),
-        vision=join_vision([part.vision for part in parts]),
+        images=(*prompt.images, *open_images(observed)),
     )

@@ -127,7 +127,7 @@ class TransformersSampler:
         batch = EpisodeBatch(request, self._builder, version=self.policy_version, on_group=on_group)
         params = replace(request.params, responses=1)
         while turns := batch.ready(wait=True):
-            prompts = [turn.prompt for turn in turns]
+            prompts = [turn.seen(self._builder) for turn in turns]
             order = sorted(range(len(turns)), key=lambda row: len(prompts[row].ids))
             for rows in self._batches(order, prompts, params):
                 drawn = self._decode(

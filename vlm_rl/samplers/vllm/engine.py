@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
@@ -180,11 +181,12 @@ class VllmSampler:
         """Sample episodes. One that waits for its environment keeps no other waiting."""
         assert self._group is None, "an environment answers the ranks of an engine at different times"
         batch = EpisodeBatch(request, self._builder, version=self.policy_version, on_group=on_group)
-        turns: list[TurnToSample] = []
+        turns: dict[int, TurnToSample] = {}
+        numbers = count()
 
         def more(is_idle: bool) -> list[tuple[dict[str, Any], vllm.SamplingParams]]:
             ready = batch.ready(wait=is_idle)
-            turns.extend(ready)
+            turns.update({number: turn for turn, number in zip(ready, numbers, strict=False)})
             return [
                 (
                     _request(turn.prompt),
@@ -195,7 +197,7 @@ class VllmSampler:
 
         with _global_random_state_kept():
             for number, ids, logprobs, _ in self._finished((), more=more):
-                batch.sampled(turns[number], ids, logprobs)
+                batch.sampled(turns.pop(number), ids, logprobs)
         return batch.groups
 
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
