@@ -458,6 +458,10 @@ def test_every_key_is_read(toys: Toys) -> None:
             },
             "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
         },
+        "tools": {
+            "environment": {"name": "tests.helpers.own_environment.Counter", "allow_class": True},
+            "train": {"steps": 1, "micro_batch_tokens": 3000},
+        },
         "server": {"rollout": server_nobody_runs(toys) | {"ahead": 1}},
     }
     read: set[str] = set()

@@ -69,6 +69,7 @@ class EpisodeHost:
             shown=lambda problem: [],
         )
         if config.is_own:
+            assert config.allow_class, config.name  # as the configuration has checked
             self._own = OwnEnvironments(config.name, config.options, timeout=config.timeout, workers=config.workers)
             self.instructions = self._own.instructions
         else:
