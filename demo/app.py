@@ -260,9 +260,11 @@ def _patch_of(event: gr.EventData) -> str:
 
 def _opener(states: PageStates, tab: str, components: Components) -> Callable[[str], list[Any]]:
     def opened(query: str) -> list[Any]:
-        if not query:  # gradio opens the first tab by itself, before the address was read
+        url = UrlState.parse(query)
+        # gradio opens the first tab by itself, before the address was read, and tells of a tab that we have opened
+        if not query or url.tab == tab:
             return [gr.skip() for _ in components.shown]
-        return _panels(states, UrlState.parse(query).patched(f"tab={tab}"), components)
+        return _panels(states, url.patched(f"tab={tab}"), components)
 
     return opened
 
