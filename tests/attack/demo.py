@@ -215,7 +215,7 @@ ATTACKS = (
     Attack(
         "a run written while the demo shows it",
         WEB,
-        "shown 35 of 35 times, 1 line in the log",
+        "shown 40 of 40 times, 1 line in the log",
         write_while_it_is_shown,
         slow=True,
     ),
