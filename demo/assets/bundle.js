@@ -7,7 +7,7 @@ let turn = 0; // of drawing: what comes late for an older one is dropped
 const parts = new Map(); // number -> the problems of a part
 const waiting = new Map(); // number -> the function that is told when it comes
 const $ = (query) => document.querySelector(query);
-const view = () => new URLSearchParams(location.hash.slice(1));
+const view = () => new URLSearchParams(location.hash.slice(1) || { at: table?.at ?? '' }); // without a hash, what it opens with
 const CHARTED = ['overview', 'lengths', 'reasoning']; // tabs with charts of all problems
 const tabOf = (query) => ['problems', 'table', ...CHARTED].find((tab) => tab === query.get('tab')) ?? table.tab;
 const isDrawn = (tab) => tabOf(view()) === tab;
@@ -124,7 +124,7 @@ async function draw() {
   const total = table.id.length.toLocaleString('en'), noun = table.id.length === 1 ? 'problem' : 'problems';
   $('[data-count]').textContent = order.length < table.id.length ? `${order.length.toLocaleString('en')} of ${total} ${noun}` : `${total} ${noun}`;
   if (isEmpty) return;
-  const place = Math.max(0, order.indexOf(table.id.indexOf(query.get('at') ?? table.at)));
+  const place = Math.max(0, order.indexOf(table.id.indexOf(query.get('at'))));
   if (tab === 'table') drawTable(place, query.get('sort') || '');
   else if (tab === 'problems') await drawProblem(place, Number(query.get('sample')) || 0, mine);
   else {

@@ -265,6 +265,8 @@ def test_the_bundle_opens_from_disk(browser, bundle):
         assert changed and page.locator(".problems tbody tr").first.locator("td.right").count() >= 1
         page.click("[data-tab=lengths]")
         page.wait_for_selector("[data-panel=lengths] .chart svg")
+        page.click("[data-tab=problems]")
+        wait_for_place(page, 1)
 
 
 @pytest.mark.slow
