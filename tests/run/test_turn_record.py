@@ -35,7 +35,7 @@ def test_an_episode_comes_back_as_it_was_with_small_pictures() -> None:
     assert Image.open(io.BytesIO(small)).size == (LARGEST_SIDE, LARGEST_SIDE // 2)
     assert first.addresses[0].startswith("data:image/jpeg;base64,")
     assert (second.text, second.answer, second.error, second.images) == ("<b>&", "Error: no", "no", ())
-    assert (last.has_answer, last.ending) == (False, "done")
+    assert (last.answer, last.images, last.ending) == ("", (), "done")
 
 
 def test_a_response_of_one_turn_and_an_older_file_have_none(tmp_path: Path) -> None:

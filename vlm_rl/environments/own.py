@@ -72,17 +72,17 @@ class OwnEnvironment:
     async def step(self, text: str) -> Observation | Done:
         owner = self._owner
         limit = owner.timeout * (1 + len(self._before))  # a new object is given all earlier turns again
-        arguments = [
+        turn = own_worker.Asked(
             owner.path,
             owner.options,
             self._key,
             self._problem,
             self._seed,
-            [*self._before],
+            tuple(self._before),
             text,
             owner.timeout,
-        ]
-        asked = self._pool.schedule(own_worker.step, args=arguments, timeout=limit)
+        )
+        asked = self._pool.schedule(own_worker.step, args=[turn], timeout=limit)
         try:
             answer = await asyncio.wrap_future(asked)
         except LateError:

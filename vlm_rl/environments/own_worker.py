@@ -12,6 +12,7 @@ import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,67 +58,49 @@ def describe(path: str, options: Mapping[str, Any]) -> str:
         raise UserError(f"{type(error).__name__}: {error}"[:300]) from None
 
 
-def step(
-    path: str,
-    options: Mapping[str, Any],
-    key: str,
-    problem: Problem,
-    seed: int,
-    before: Sequence[str],
-    text: str,
-    timeout: float,
-) -> Observation | Done:
-    """Answer a turn. Where memory ends, all other episodes are forgotten first: they can be played again.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A turn to answer."""
 
-    Args:
-        path: the class.
-        options: what it is opened with.
-        key: of the episode.
-        problem: of the episode.
-        seed: of the episode.
-        before: the texts of its earlier turns, which an object that is new here is given again.
-        text: of the turn.
-        timeout: seconds of an answer that is awaited; the process has a limit of its own.
+    path: str  # of the class
+    options: Mapping[str, Any]  # what it is opened with
+    key: str  # of the episode
+    problem: Problem
+    seed: int
+    before: Sequence[str]  # the texts of earlier turns, which an object that is new here is given again
+    text: str
+    timeout: float  # seconds of an answer that is awaited; the process has a limit of its own
+
+
+def step(asked: Asked) -> Observation | Done:
+    """Answer a turn. Where memory ends, all other episodes are forgotten first: they can be played again.
 
     Raises RuntimeError, with a message in one line, where the class raises or returns something else.
     """
-
-    def answered() -> Observation | Done:
-        return _runner.run(_step(path, options, key, problem, seed, before, text, timeout))
-
     try:
         try:
-            return answered()
+            return _runner.run(_step(asked))
         except MemoryError:
             _episodes.clear()
-            return answered()
+            return _runner.run(_step(asked))
     except BaseException as error:  # SystemExit too: the message goes to the policy, and must be able to travel
         raise RuntimeError(f"{type(error).__name__}: {error}"[:300]) from None
 
 
-async def _step(
-    path: str,
-    options: Mapping[str, Any],
-    key: str,
-    problem: Problem,
-    seed: int,
-    before: Sequence[str],
-    text: str,
-    timeout: float,
-) -> Observation | Done:
-    environment, seen = _episodes.pop(key, (None, 0))
-    if environment is None or seen != len(before):
-        environment = load(path)(**options)
-        await environment.reset(problem, seed)
-        for earlier in before:
+async def _step(asked: Asked) -> Observation | Done:
+    environment, seen = _episodes.pop(asked.key, (None, 0))
+    if environment is None or seen != len(asked.before):
+        environment = load(asked.path)(**asked.options)
+        await environment.reset(asked.problem, asked.seed)
+        for earlier in asked.before:
             await environment.step(earlier)
     try:
-        async with asyncio.timeout(timeout):
-            answer = await environment.step(text)
+        async with asyncio.timeout(asked.timeout):
+            answer = await environment.step(asked.text)
     except TimeoutError:
-        raise TimeoutError(f"no answer within {timeout:g} s") from None
+        raise TimeoutError(f"no answer within {asked.timeout:g} s") from None
     if isinstance(answer, Observation):
-        _episodes[key] = environment, len(before) + 1
+        _episodes[asked.key] = environment, len(asked.before) + 1
         if len(_episodes) > _MOST_EPISODES:
             _episodes.popitem(last=False)
         return _checked(answer)

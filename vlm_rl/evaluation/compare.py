@@ -26,8 +26,8 @@ from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.json_object import read_object
 from vlm_rl.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.run.eval_record import stored_columns
-from vlm_rl.run.run_files import write_atomically
+from vlm_rl.run.eval_record import LATER_COLUMNS
+from vlm_rl.run.run_files import stored_columns, write_atomically
 from vlm_rl.stats import score_interval
 
 Scores = dict[str, ProblemScore]
@@ -228,7 +228,7 @@ def read_results(path: Path) -> dict[str, SetResult]:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
             summary = _summary_in(beside) if beside.is_file() else {}
-            rows = pq.read_table(path, columns=stored_columns(path, _COLUMNS))
+            rows = pq.read_table(path, columns=stored_columns(path, _COLUMNS, later=LATER_COLUMNS))
             return {path.parent.name: _of_records(rows, summary)}
         tree = _summary_in(path)
         return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}

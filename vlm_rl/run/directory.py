@@ -44,8 +44,8 @@ from vlm_rl.json_object import read_object
 from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult
-from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow, stored_rollout_columns
-from vlm_rl.run.run_files import read_parquet, table_of, write_atomically, write_parquet
+from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, ROLLOUT_SCHEMA, RolloutRow
+from vlm_rl.run.run_files import read_parquet, stored_columns, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 
 SFT_CONFIG = "sft.yaml"  # the configuration in the folder of a supervised run
@@ -216,7 +216,7 @@ class RunDirectory:
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        columns = columns and stored_rollout_columns(path, columns)
+        columns = columns and stored_columns(path, columns, later=LATER_ROLLOUT_COLUMNS)
         return read_parquet(path, columns, "delete it to go on without this step")
 
     def rollout_steps(self) -> list[int]:

@@ -1,18 +1,16 @@
 """The record of one evaluated response: the only place that names the columns of eval/<benchmark>/step-*.parquet.
 
 Older files may lack the last columns (`LATER_COLUMNS`). A reader that needs a few columns names them, and gets those
-that the file has (`stored_columns`).
+that the file has (`run_files.stored_columns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.types import Verdict
 
@@ -61,15 +59,6 @@ _HINTS = get_type_hints(EvalRecord)
 
 EVAL_SCHEMA = pa.schema([(field.name, _COLUMN_TYPES[_HINTS[field.name]]) for field in fields(EvalRecord)])
 LATER_COLUMNS: dict[str, Any] = {f.name: f.default for f in fields(EvalRecord) if f.default is not MISSING}
-
-
-def stored_columns(path: Path, columns: Sequence[str]) -> list[str]:
-    """Return these columns without those that an older file lacks. A damaged file is left to its reader."""
-    try:
-        stored = pq.read_schema(path).names
-    except (OSError, pa.ArrowException):
-        return list(columns)
-    return [name for name in columns if name in stored or name not in LATER_COLUMNS]
 
 
 def cluster_labels(rows: pa.Table) -> list[str]:

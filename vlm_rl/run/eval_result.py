@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlm_rl.run.eval_record import stored_columns
-from vlm_rl.run.run_files import read_parquet
+from vlm_rl.run.eval_record import LATER_COLUMNS
+from vlm_rl.run.run_files import read_parquet, stored_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +27,5 @@ class EvalResult:
 
         Named columns that an older file lacks are left out. Raises UserError for a damaged file.
         """
-        there = None if columns is None else stored_columns(self.path, columns)
+        there = None if columns is None else stored_columns(self.path, columns, later=LATER_COLUMNS)
         return read_parquet(self.path, there, "delete it, or evaluate again")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.run.turn_record import turns_column
 from vlm_rl.types import Group
@@ -59,16 +57,7 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 
 
-LATER_COLUMNS = ("turns",)
-
-
-def stored_rollout_columns(path: Path, columns: Sequence[str]) -> list[str]:
-    """Return these columns without those that an older file lacks. A damaged file is left to its reader."""
-    try:
-        stored = pq.read_schema(path).names
-    except (OSError, pa.ArrowException):
-        return list(columns)
-    return [name for name in columns if name in stored or name not in LATER_COLUMNS]
+LATER_ROLLOUT_COLUMNS = ("turns",)
 
 
 def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -46,6 +46,15 @@ def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.T
         return pq.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
+
+
+def stored_columns(path: Path, columns: Sequence[str], *, later: Container[str]) -> list[str]:
+    """Return these columns without those of `later` that an older file lacks. A damaged one is left to its reader."""
+    try:
+        stored = pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        return list(columns)
+    return [name for name in columns if name in stored or name not in later]
 
 
 def table_of(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:

@@ -28,7 +28,6 @@ class StoredTurn:
 
     text: str
     num_tokens: int
-    has_answer: bool
     tool: str = ""
     answer: str = ""
     error: str = ""
@@ -65,13 +64,11 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _read(item: dict[str, Any]) -> StoredTurn:
-    answer = item.get("answer")
-    seen: dict[str, Any] = answer or {}
+    seen: dict[str, Any] = item.get("answer") or {}
     images: Sequence[str] = seen.get("images", ())
     return StoredTurn(
         item["text"],
         item["tokens"],
-        answer is not None,
         seen.get("tool", ""),
         seen.get("text", ""),
         seen.get("error", ""),
