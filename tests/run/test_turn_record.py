@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 from tests.helpers.episodes import png
+from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.turn_record import LARGEST_SIDE, read_turns, turns_column
@@ -47,6 +49,15 @@ def test_a_response_of_one_turn_and_an_older_file_have_none(tmp_path: Path) -> N
     assert run.rollouts(1, ["text", "turns"]).to_pylist() == [{"text": "5", "turns": ""}]
     pq.write_table(pq.read_table(path).drop_columns(["turns"]), path)
     assert run.rollouts(1, ["text", "turns"]).column_names == ["text"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["5", "{", "[3]", "[[]]", "NaN", '[{"text": 1, "tokens": 2}]', '[{"text": "a", "tokens": -1}]', "[" * 100_000],
+)
+def test_a_column_that_was_written_by_others_is_named(column: str) -> None:
+    with pytest.raises(UserError, match=r"column turns: .*; evaluate again"):
+        read_turns(column)
 
 
 def group_of(rollout: Rollout) -> Group:

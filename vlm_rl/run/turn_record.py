@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from PIL import Image
+from pydantic import Base64Bytes, BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 
+from vlm_rl.errors import UserError
 from vlm_rl.types import Rollout, Turn
 
 LARGEST_SIDE = 224  # pixels of a stored copy
@@ -46,8 +47,20 @@ def turns_column(rollout: Rollout) -> str:
 
 
 def read_turns(column: str | None) -> list[StoredTurn]:
-    """Return the turns that `turns_column` wrote; none for "" and for files that are older than episodes."""
-    return [_read(item) for item in json.loads(column)] if column else []
+    """Return the turns that `turns_column` wrote; none for "" and for files that are older than episodes.
+
+    Raises UserError where the text is not what `turns_column` writes.
+    """
+    if not column:
+        return []
+    try:
+        return [_read(item) for item in _STORED.validate_json(column)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise UserError(
+            f"column turns: {place}: {first['msg']}, but the value is {str(first['input'])[:80]!r}; evaluate again"
+        ) from None
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
@@ -63,18 +76,28 @@ def _turn(turn: Turn) -> dict[str, Any]:
     return stored | ({"ending": turn.ending} if turn.ending else {})
 
 
-def _read(item: dict[str, Any]) -> StoredTurn:
-    seen: dict[str, Any] = item.get("answer") or {}
-    images: Sequence[str] = seen.get("images", ())
-    return StoredTurn(
-        item["text"],
-        item["tokens"],
-        seen.get("tool", ""),
-        seen.get("text", ""),
-        seen.get("error", ""),
-        tuple(map(base64.b64decode, images)),
-        item.get("ending", ""),
-    )
+class _StoredAnswer(BaseModel, strict=True):
+    tool: str
+    text: str
+    error: str
+    images: list[Base64Bytes]
+
+
+class _TurnInFile(BaseModel, strict=True):
+    text: str
+    tokens: NonNegativeInt
+    answer: _StoredAnswer | None = None
+    ending: str = ""
+
+
+_STORED = TypeAdapter(list[_TurnInFile])
+
+
+def _read(item: _TurnInFile) -> StoredTurn:
+    turn = StoredTurn(item.text, item.tokens, ending=item.ending)
+    if (seen := item.answer) is None:
+        return turn
+    return replace(turn, tool=seen.tool, answer=seen.text, error=seen.error, images=tuple(seen.images))
 
 
 def _small(data: bytes) -> bytes:
