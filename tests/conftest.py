@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 if TYPE_CHECKING:
     from tests.helpers.toy_runs import Runner, Toys
@@ -25,6 +25,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="FUZZ_EXAMPLES" not in os.environ,
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain) or "ANY_FAILURE" not in os.environ],
 )
 settings.load_profile("tests")
 
