@@ -57,6 +57,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not any(rollout.turns for rollout in rollouts):
         return {}
     correct = [reward.grade.correct for group in groups for reward in group.rewards]
+    later = [turn for rollout in rollouts for turn in rollout.turns[1:]]
     seen = [[turn.observation for turn in r.turns if turn.observation is not None] for r in rollouts]
     called = [any(observation.tool for observation in of_one) for of_one in seen]
     return {
@@ -65,6 +66,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "episode/images": float(np.mean([sum(len(o.images) for o in of_one) for of_one in seen])),
         "episode/calls": float(np.mean([sum(bool(o.tool) for o in of_one) for of_one in seen])),
         "episode/errors": float(np.mean([sum(bool(o.error) for o in of_one) for of_one in seen])),
+        "episode/cached_share": sum(turn.num_cached for turn in later) / max(sum(t.num_before for t in later), 1),
         "episode/called_rate": float(np.mean(called)),
         "episode/accuracy_called": _mean(np.array([c for c, k in zip(correct, called, strict=True) if k], float)),
         "episode/accuracy_not_called": _mean(

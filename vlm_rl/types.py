@@ -191,6 +191,8 @@ class Turn:
     observation: Observation | None = None  # None: the episode ended here
     observed: ObservedTokens | None = None  # the same for the model
     ending: str = ""  # why the episode ended here: done, length, or the limit that it reached
+    num_before: int = 0  # tokens before it: the prompt, what was sampled and observed
+    num_cached: int = 0  # of these, whose keys and values the engine had
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,6 +216,7 @@ class Rollout:
     experts: np.ndarray | None = None
     prompt_experts: np.ndarray | None = None
     turns: tuple[Turn, ...] = ()  # of an episode; (): there is no environment
+    num_cached: int = 0  # prompt tokens whose keys and values the engine had, where it says so
 
     @property
     def observed(self) -> list[tuple[int, ObservedTokens]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,26 @@ def test_log_probs_are_those_of_the_unmodified_model(
         assert sum(turn.num_tokens for turn in rollout.turns) == len(rollout.ids) <= PARAMS.max_tokens
         assert rollout.text == rollout.turns[-1].text
         assert [turn.observed is None for turn in rollout.turns] == [False] * (len(rollout.turns) - 1) + [True]
+        before = len(prompts[int(rollout.problem_id[1:])].ids)
+        for turn in rollout.turns:
+            assert turn.num_before == before
+            before += turn.num_tokens + (0 if turn.observed is None else len(turn.observed.ids))
     assert largest_gap(open_reference(model), builder, prompts, groups) < 2e-5
+
+
+def test_later_turns_find_the_blocks_of_earlier_ones_in_the_engine_s_cache(
+    sampler: InProcessSampler, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    groups = sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder))))
+    turns = [(before, turn) for group in groups for r in group for before, turn in pairwise(r.turns)]
+    if sampler.name != "vllm":
+        assert {turn.num_cached for _, turn in turns} == {0}, "the portable engine has no such cache"
+        return
+    block = 128  # vLLM's on a CPU
+    for before, turn in turns:
+        known = before.num_before + before.num_tokens - 1  # the last token's keys and values were not needed
+        assert known // block * block <= turn.num_cached < turn.num_before
+    assert sum(turn.num_cached for _, turn in turns) > 2000
 
 
 def test_the_same_call_gives_the_same_bits(

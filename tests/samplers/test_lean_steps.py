@@ -223,6 +223,7 @@ def test_a_model_with_windows_keeps_vllms_search_for_blocks(sampler: VllmSampler
 def test_a_token_that_the_scheduler_drops_has_no_log_prob() -> None:
     """With scheduling ahead of the results, as on a GPU, and with several tokens a step."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.metrics.stats import PrefillStats
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
     given: list[EngineCoreOutput] = []
@@ -238,13 +239,15 @@ def test_a_token_that_the_scheduler_drops_has_no_log_prob() -> None:
         sampled = ModelRunnerOutput(["b", "a", "c"], {"b": 0, "a": 1, "c": 2}, logprobs=rows)
         return [output.request_id for output in scheduler.update_from_output(None, sampled)[0].outputs]
 
-    other = EngineCoreOutput("c", [9])
-    assert step([-1, -2, -3], EngineCoreOutput("a", [5]), EngineCoreOutput("b", [6]), other) == ["c"]
+    first = EngineCoreOutput("a", [5], prefill_stats=PrefillStats(num_prompt_tokens=40, num_cached_tokens=32))
+    assert step([-1, -2, -3], first, EngineCoreOutput("b", [6]), EngineCoreOutput("c", [9])) == ["c"]
     assert step([-4, -5, -6], EngineCoreOutput("a", [7])) == [], "b's token was dropped"
     ended = EngineCoreOutput("b", [8, 9], finish_reason=FinishReason.STOP)
     assert step([-7, -8, -9, -10], ended, firsts=[0, 2, 3]) == ["b"], "its end is vLLM's to see"
-    assert [value.tolist() for value in log.take("a")] == [[5, 7], [-2, -5]]
-    assert [value.tolist() for value in log.take("b")] == [[6, 8, 9], [-1, -7, -8]]
+    ids, logprobs, num_cached = log.take("a")
+    assert (ids.tolist(), logprobs.tolist(), num_cached) == ([5, 7], [-2, -5], 32)
+    ids, logprobs, num_cached = log.take("b")
+    assert (ids.tolist(), logprobs.tolist(), num_cached) == ([6, 8, 9], [-1, -7, -8], 0)
 
 
 def test_seeds_drawn_ahead_are_those_drawn_one_by_one() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.episodes import RandomEpisodes, largest_gap, let_turns_end
+from tests.helpers.episodes import RandomEpisodes, largest_gap, let_turns_end, png
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
 from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
@@ -23,7 +23,7 @@ from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, c
 from vlm_rl.samplers.remote import push as server_push
 from vlm_rl.samplers.remote.client import connected
 from vlm_rl.samplers.remote.push import GlooLink, NcclLink
-from vlm_rl.types import Rollout
+from vlm_rl.types import Problem, Rollout
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
@@ -95,6 +95,12 @@ def test_episodes_are_of_the_learner_and_repeat_themselves(fleet: Fleet) -> None
     assert sum(len(seen.images) for rollout in rollouts for _, seen in rollout.observed) > 3
     assert largest_gap(fleet.model, builder, fleet.prompts[:3], groups) < 1e-4
     assert same(draw(), groups)
+
+    picture = png(np.random.default_rng(0), 56, 56)
+    long = builder.build(Problem("long", "<image>" + "How many? " * 18, (picture,), "3", "integer"))
+    for _ in range(2):
+        (responses,) = sampler.generate(SampleRequest([long], PARAMS, seed=1, step=2))
+    assert {rollout.num_cached for rollout in responses} == {128}, "a block of vLLM's on a CPU"
 
 
 def test_what_a_learner_no_longer_waits_for_harms_no_later_request(fleet: Fleet) -> None:

@@ -235,6 +235,7 @@ def make_rollout(
     version: int,
     experts: np.ndarray | None = None,
     turns: Sequence[Turn] = (),
+    num_cached: int = 0,
 ) -> Rollout:
     """Return one response as every engine gives it.
 
@@ -247,6 +248,7 @@ def make_rollout(
         version: the policy version that sampled them.
         experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
         turns: of an episode; the text is then the last turn's.
+        num_cached: prompt tokens whose keys and values the engine had.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(
@@ -260,4 +262,5 @@ def make_rollout(
         experts=None if experts is None else experts[len(prompt.ids) : len(prompt.ids) + len(ids) - 1],
         prompt_experts=experts[: len(prompt.ids)] if experts is not None and index == 0 else None,
         turns=tuple(turns),
+        num_cached=num_cached,
     )

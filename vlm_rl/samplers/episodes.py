@@ -114,12 +114,13 @@ class EpisodeBatch:
                 continue
         self._ready.sort(key=lambda turn: (turn.index, turn.g))
 
-    def sampled(self, turn: TurnToSample, ids: np.ndarray, logprobs: np.ndarray) -> None:
+    def sampled(self, turn: TurnToSample, ids: np.ndarray, logprobs: np.ndarray, *, num_cached: int = 0) -> None:
         """Take over what was sampled, and ask the environment unless the turn was cut off."""
         ids = np.asarray(ids, dtype=np.int32)
         turn.ids = np.r_[turn.ids, ids].astype(np.int32)
         turn.logprobs = np.r_[turn.logprobs, logprobs].astype(np.float32)
-        turn.turns = (*turn.turns, Turn(len(ids), self._builder.decode(ids)))
+        made = Turn(len(ids), self._builder.decode(ids), num_before=len(turn.prompt.ids), num_cached=num_cached)
+        turn.turns = (*turn.turns, made)
         turn.prompt = _extended(turn.prompt, ids)
         if int(ids[-1]) not in self._builder.eos_ids:
             self._end(turn, "length")

@@ -34,6 +34,7 @@ class ServerResponse:
     ids: list[int]
     logprobs: list[float]
     versions: list[tuple[int, int, str]]  # tokens [start, end) were sampled by the weights with this label
+    num_cached: int = 0  # prompt tokens whose keys and values the server had
 
 
 @asynccontextmanager
@@ -169,4 +170,4 @@ def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: Prompt
         raise ValueError("versions with gaps")
     if versions[-1][1] != len(ids):
         raise ValueError(f"versions of {versions[-1][1]} tokens of {len(ids)}")
-    return ServerResponse(ids, logprobs, versions)
+    return ServerResponse(ids, logprobs, versions, int(item["cached"]))

@@ -167,6 +167,7 @@ class Sampling:
                 np.array(response.logprobs),
                 builder=self._builder,
                 version=version,
+                num_cached=response.num_cached,
             )
             rollouts.append(replace(rollout, older=tuple(older)))
         return rollouts

@@ -60,4 +60,4 @@ class TurnSampling:
         del self._asked[id(turn)]
         self.num_sampled += 1
         (rollout,) = group
-        self._batch.sampled(turn, rollout.ids, rollout.logprobs)
+        self._batch.sampled(turn, rollout.ids, rollout.logprobs, num_cached=rollout.num_cached)

@@ -141,23 +141,25 @@ async def response_of(engine: Any, prompt: Any, setting: Any) -> dict[str, Any]:
     """
     for _ in range(_TRIES - 1):
         try:
-            output = await _finished(engine, prompt, setting)
+            result = await _finished(engine, prompt, setting)
         except AssertionError:
             continue
-        if output.finish_reason != "error":
+        if result.outputs[0].finish_reason != "error":
             break
     else:
-        output = await _finished(engine, prompt, setting)
+        result = await _finished(engine, prompt, setting)
+    (output,) = result.outputs
     return {
         "ids": list(output.token_ids),
         "logprobs": list(output.logprobs.logprobs) if output.logprobs else [],
         "versions": [[span.start, span.end, span.version] for span in output.weight_versions or ()],
         "finish": output.finish_reason,
+        "cached": result.num_cached_tokens or 0,
     }
 
 
 async def _finished(engine: Any, prompt: Any, setting: Any) -> Any:
-    """Return vLLM's output. A cancelled request is aborted once the engine has it.
+    """Return vLLM's last output of a request. A cancelled request is aborted once the engine has it.
 
     vLLM's own generate() can be cancelled while a request is prepared. Its images are then known to the front end,
     and never reach the engine: the next request with one of them fails.
@@ -171,8 +173,7 @@ async def _finished(engine: Any, prompt: Any, setting: Any) -> Any:
         queue = await adding
         await engine.abort(queue.request_id, internal=True)
         raise
-    (output,) = result.outputs
-    return output
+    return result
 
 
 def _image(item: dict[str, Any]) -> Image.Image:

@@ -168,11 +168,11 @@ class VllmSampler:
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
             requests = [(of_prompt, setting) for *_, of_prompt, setting in asked]
-            for number, ids, logprobs, experts in self._finished(requests):
+            for number, ids, logprobs, num_cached, experts in self._finished(requests):
                 rank, index, g, *_ = asked[number]
                 if rank != self._rank:
                     continue
-                groups[index][g] = self._rollout(prompts[index], g, ids, logprobs, experts)
+                groups[index][g] = self._rollout(prompts[index], g, ids, logprobs, experts, num_cached)
                 if on_group is not None and len(groups[index]) == params.responses:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
@@ -196,8 +196,8 @@ class VllmSampler:
             ]
 
         with _global_random_state_kept():
-            for number, ids, logprobs, _ in self._finished((), more=more):
-                batch.sampled(turns.pop(number), ids, logprobs)
+            for number, ids, logprobs, num_cached, _ in self._finished((), more=more):
+                batch.sampled(turns.pop(number), ids, logprobs, num_cached=num_cached)
         return batch.groups
 
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
@@ -216,7 +216,7 @@ class VllmSampler:
             own_seed = request.seed_of(index, g, sampled=len(ids))
             asked.append(({**shared[index], "prompt_token_ids": whole}, self._sampling(left, own_seed)))
         with _global_random_state_kept():
-            for number, ids, logprobs, _ in self._finished(asked, is_enough=lambda: batch.is_enough):
+            for number, ids, logprobs, *_ in self._finished(asked, is_enough=lambda: batch.is_enough):
                 index, g = numbers[number]
                 batch.extend(index, g, ids, logprobs, version=self.policy_version)
         return batch.groups
@@ -239,8 +239,8 @@ class VllmSampler:
         *,
         is_enough: Callable[[], bool] = lambda: False,
         more: Callable[[bool], Sequence[tuple[dict[str, Any], vllm.SamplingParams]]] = lambda _: (),
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]]:
-        """Yield the number, ids, log-probs and routing of each request when it ends.
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, int, np.ndarray | None]]:
+        """Yield the number, ids, log-probs, cached tokens and routing of each request when it ends.
 
         Once is_enough(), the unfinished ones come too, with the tokens so far. Closing the iterator aborts them.
 
@@ -382,10 +382,23 @@ class VllmSampler:
         )
 
     def _rollout(
-        self, prompt: Prompt, index: int, ids: np.ndarray, logprobs: np.ndarray, experts: np.ndarray | None
+        self,
+        prompt: Prompt,
+        index: int,
+        ids: np.ndarray,
+        logprobs: np.ndarray,
+        experts: np.ndarray | None,
+        num_cached: int,
     ) -> Rollout:
         return make_rollout(
-            prompt, index, ids, logprobs, builder=self._builder, version=self.policy_version, experts=experts
+            prompt,
+            index,
+            ids,
+            logprobs,
+            builder=self._builder,
+            version=self.policy_version,
+            experts=experts,
+            num_cached=num_cached,
         )
 
 

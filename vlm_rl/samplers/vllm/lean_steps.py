@@ -9,6 +9,7 @@ readers are elsewhere, and each request brings biases of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,13 @@ from torch import Tensor
 
 _AHEAD = 64  # seeds of a response that are drawn at a time
 _SEED_BOUND = 1 << 31  # vLLM's
+
+
+@dataclass(slots=True)
+class _KeptResponse:
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    num_cached: int = 0  # tokens before it whose keys and values were there
 
 
 class ResponseLog:
@@ -31,17 +39,17 @@ class ResponseLog:
     def __init__(self, scheduler: Any) -> None:
         """Stand in front of the scheduler of an engine in this process."""
         self._update = scheduler.update_from_output
-        self._kept: dict[str, tuple[list[int], list[float]]] = {}
+        self._kept: dict[str, _KeptResponse] = {}
         scheduler.update_from_output = self._update_from_output
 
     def keep(self, name: str) -> None:
         """Keep what the request of this name samples. It must ask for the log-probs of its own tokens alone."""
-        self._kept[name] = ([], [])
+        self._kept[name] = _KeptResponse()
 
-    def take(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of a response so far and their log-probs, and forget them."""
-        ids, logprobs = self._kept.pop(name)
-        return np.array(ids, dtype=np.int64), np.array(logprobs, dtype=np.float64)
+    def take(self, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return a response's ids so far, their log-probs and the cached tokens before it, and forget them."""
+        kept = self._kept.pop(name)
+        return np.array(kept.ids, dtype=np.int64), np.array(kept.logprobs, dtype=np.float64), kept.num_cached
 
     def clear(self) -> None:
         """Forget what was not taken."""
@@ -60,11 +68,13 @@ class ResponseLog:
                 if kept is None:
                     passed.append(output)
                     continue
+                if output.prefill_stats is not None:
+                    kept.num_cached = output.prefill_stats.num_cached_tokens
                 if ids := output.new_token_ids:
                     row = sampled.req_id_to_index[output.request_id]
                     first = row if firsts is None else firsts[row]
-                    kept[0].extend(ids)
-                    kept[1].extend(logprobs[first : first + len(ids)])
+                    kept.ids.extend(ids)
+                    kept.logprobs.extend(logprobs[first : first + len(ids)])
                 if output.finish_reason is not None or output.routed_experts is not None:
                     passed.append(output)
             outputs.outputs = passed
