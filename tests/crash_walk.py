@@ -1,9 +1,12 @@
 """Kill a toy run at the points where it touches the disk or forks; a resume must equal the run that was never killed.
 
+With --error its disk fails from that point on instead, and the run must end in one message with a path.
+
     python -m tests.crash_walk                                     # every point: hours (make crash)
     python -m tests.crash_walk --samplers transformers --ranks 1   # every point of one kind of run
     python -m tests.crash_walk --part 2/3                          # every third point, from the second
     python -m tests.crash_walk --points 6 --seed 20260101          # a sample
+    python -m tests.crash_walk --error EIO --ranks 1               # ENOSPC, EDQUOT, EROFS, EMFILE likewise
 
 The points are those of tests/helpers/crash_points.c: every open that creates, write, sync, rename, removal and new
 folder below the run's folder, and every fork, on each rank. The run has what can be lost: evaluations with their
@@ -100,9 +103,16 @@ class Walk:
         faults = [
             {"die_at_point": {"folder": folder, "number": number}} if r == rank else {} for r in range(self.ranks)
         ]
-        died = self.start(run, faults)
         # The order in which threads reach their points may differ, so that the last ones may be behind the end.
-        assert died.code in (-signal.SIGKILL, 0), f"{point}: {died.output[-3000:]}"
+        self._compare(run, point, self.start(run, faults), ends=(-signal.SIGKILL, 0))
+
+    def _compare(self, run: str, point: str, ended: ExitResult, *, ends: Sequence[int]) -> None:
+        """Check how a run ended, resume it, and compare it with the whole one."""
+        folder = self.toys.run(run).path
+        assert ended.code in ends, f"{point}: {ended.code} {ended.output[-3000:]}"
+        if ended.code == 2:
+            last = ended.output.strip().splitlines()[-1]
+            assert "Traceback" not in ended.output and str(folder) in last, f"{point}: {ended.output[-3000:]}"
         resumed = self.start(run)
         assert resumed.code == 0, f"{point}: {resumed.output[-3000:]}"
         try:
@@ -111,6 +121,20 @@ class Walk:
         except AssertionError as error:
             raise AssertionError(f"{point}: {error}") from error
         shutil.rmtree(folder)
+
+    def fail(self, rank: int, number: int, what: str, *, error: str) -> None:
+        """Let a rank's disk fail from this point on, resume the run and compare.
+
+        Raises AssertionError, which names the point.
+        """
+        point = f"{self.name} rank {rank} {error} from point {number} ({what})"
+        run = f"{self.name}-{error}-{rank}-{number}"
+        folder = str(self.toys.run(run).path)
+        faults = [
+            {"fail_disk": {"folder": folder, "error": error, "number": number}} if r == rank else {}
+            for r in range(self.ranks)
+        ]
+        self._compare(run, point, self.start(run, faults), ends=(2, 0))
 
     def sample(self, count: int, seed: int) -> list[tuple[int, int, str]]:
         """Return this many points, spread over the run: one of each of `count` parts of the list."""
@@ -127,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--points", type=int, help="a sample of each kind of run; default: every point")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--part", default="1/1", help="2/3: every third point, from the second")
+    parser.add_argument("--error", help="of a disk that fails from the point on, such as EIO; default: a kill")
     parser.add_argument("--first", type=int, default=1, help="the point to begin with, after a walk that was stopped")
     options = parser.parse_args(arguments)
     part, parts = map(int, options.part.split("/"))
@@ -138,21 +163,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for ranks in options.ranks:
                 run = Walk(toys, sampler, ranks, options.async_save)
                 points = run.sample(options.points, options.seed) if options.points else run.points
-                failed += walk(run, points[options.first - 1 :][part - 1 :: parts])
+                failed += walk(run, points[options.first - 1 :][part - 1 :: parts], options.error)
     return 1 if failed else 0
 
 
-def walk(run: Walk, points: Sequence[tuple[int, int, str]]) -> int:
-    """Crash at these points; print a line per failure and a last one, and return their number."""
+def walk(run: Walk, points: Sequence[tuple[int, int, str]], error: str | None = None) -> int:
+    """Crash at these points, or let the disk fail there, and return how many runs differ.
+
+    Prints a line for each of them, and a last one.
+    """
     kinds = Counter(what.split()[0] for _, _, what in run.points)
     print(f"{run.name}: {len(run.points)} points ({dict(kinds)}), {len(points)} walked", flush=True)
     failed, begun = 0, time.monotonic()
     for done, point in enumerate(points, start=1):
         try:
-            run.crash(*point)
-        except AssertionError as error:
+            run.crash(*point) if error is None else run.fail(*point, error=error)
+        except AssertionError as difference:
             failed += 1
-            print(f"FAILED {error}", flush=True)
+            print(f"FAILED {difference}", flush=True)
         if done % 20 == 0:
             print(f"{run.name}: {done}/{len(points)} in {time.monotonic() - begun:.0f} s", flush=True)
     print(f"{run.name}: {len(points) - failed} of {len(points)} points equal, {failed} not", flush=True)

@@ -65,6 +65,13 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "attack: a disk that is full at the metrics",
             "attack: a run folder that vanishes in an update",
         ],
+        "a disk that fails in any way, a file system that turns read-only and too many open files are one too": [
+            "session/test_preflight.py::test_what_the_disk_refuses_of_the_log_ends_the_run_in_a_message",
+            "attack: a disk that fails (EIO) at the log",
+            "attack: a quota that ends (EDQUOT) in a checkpoint",
+            "attack: a file system that turns read-only (EROFS) at the second step",
+            "attack: no more open files from an update on",
+        ],
         "a fault of the program keeps its traceback": [
             "commands/test_cli.py::test_our_own_faults_keep_their_traceback"
         ],

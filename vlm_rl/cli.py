@@ -22,9 +22,11 @@ from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
 
-# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only. And
-# where the error names a path: missing rights, and a file in the place of a folder or the other way round.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
+# disk that is damaged or has gone, and too many open files. And where the error names a path: missing rights, and a
+# file in the place of a folder or the other way round.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
 PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
@@ -52,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return refuse(advice)
     except OSError as error:
+        advice = "free some space, make the place writable, or choose a different one"
         if error.errno in DISK_ERRORS:
             _discard_output()  # it may be what could not be written
+        elif error.errno in FILE_LIMITS:
+            advice = "allow more open files (ulimit -n), then give this command again"
         elif error.errno not in PATH_ERRORS or error.filename is None:
             raise
-        advice = "free some space, make the place writable, or choose a different one"
         return refuse(f"{error}: {advice}")
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)

@@ -20,6 +20,7 @@ from tests.helpers.toy_runs import (
     WORKER,
     ExitResult,
     assert_equal_runs,
+    assert_sound,
     clean_environment,
     metrics_of,
 )
@@ -217,6 +218,27 @@ def full_disk(folder: Path, *, what: str, file: str) -> str:
     return ended(result, f"vlm-rl: {folder / 'run' / file}", "could not be written: ", "No space left on device")
 
 
+def failing_disk(folder: Path, **faults: Any) -> str:
+    """Train on a disk that fails for good, then resume on a sound one."""
+    run = folder / "run"
+    for name, options in faults.items():
+        faults[name] = {**options, "folder": str(run)} if name == "fail_disk" else options
+    failed = start(folder, **faults)
+    said = ended(failed, f"vlm-rl: {run}", "make sure that the folder is there")
+    lines = failed.output.splitlines()
+    in_one = "in one line" if str(run) in lines[-1] and "vlm-rl: " in lines[-1] else f"not in one line: {lines[-3:]}"
+    assert_resumed(RunDirectory(run))
+    return f"{said}, {in_one}; resumed as if it had not been"
+
+
+def assert_resumed(run: RunDirectory) -> None:
+    """Resume a run that has failed; it must equal the one that was left alone."""
+    resumed = resume(run)
+    assert resumed.code == 0, resumed.output[-2000:]
+    assert_equal_runs(run, base_run())
+    assert_sound(run)
+
+
 def vanished_folder(folder: Path) -> str:
     run = folder / "run"
     result = start(folder, remove_run_in={"phase": "update", "step": 1, "folder": str(run)})
@@ -329,6 +351,19 @@ ATTACKS = (
             "metrics": "metrics.jsonl",
             "journal": "eval/.heldout",
             "evaluation": "eval/heldout",
+        }.items()
+    ),
+    *(
+        slow(name, DISK, "exit code 2, in one line; resumed as if it had not been", partial(failing_disk, **faults))
+        for name, faults in {
+            "a disk that fails (EIO) at the log": {"fail_disk": {"error": "EIO", "file": "log.txt"}},
+            "a quota that ends (EDQUOT) in a checkpoint": {
+                "fail_disk": {"error": "EDQUOT", "file": "step-000002"},
+            },
+            "a file system that turns read-only (EROFS) at the second step": {
+                "fail_disk": {"error": "EROFS", "file": "step-000002.parquet"},
+            },
+            "no more open files from an update on": {"allow_files_in": {"phase": "update", "step": 2, "more": 0}},
         }.items()
     ),
     slow("a run folder that vanishes in an update", DISK, "exit code 2, not made again", vanished_folder),

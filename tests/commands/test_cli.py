@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -475,6 +476,24 @@ def test_a_full_disk_below_standard_output_is_one_message() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("vlm-rl: [Errno 28] No space left on device: free some space"), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EIO, "make the place writable"), (errno.EMFILE, "allow more open files")],
+)
+def test_what_the_system_refuses_is_one_message(
+    number: int, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise OSError(number, os.strerror(number), "page.html")
+
+    monkeypatch.setattr(reporting, "_report", refuse)
+    monkeypatch.setattr(cli, "_discard_output", lambda: None)  # it would be pytest's
+    assert cli.main(["report", "run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"vlm-rl: [Errno {number}] {os.strerror(number)}: 'page.html': ") and advice in said
+    assert said.count("\n") == 1
 
 
 # -- started without torchrun --------------------------------------------------------------------------

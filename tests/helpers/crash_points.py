@@ -1,8 +1,9 @@
-"""The points at which a run touches the disk or forks, and a library that kills it at one of them."""
+"""The points at which a run touches the disk or forks, and a library that kills it there, or lets the disk fail."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -34,3 +35,12 @@ def arm(folder: str, *, number: int = 0, log: str = "") -> None:
     """Let this process, in which the library is preloaded, die at a point below `folder`, or list all its points."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if log else -1
     ctypes.CDLL(None).crash_arm(folder.encode(), ctypes.c_long(number), descriptor)
+
+
+def fail(folder: str, *, error: str, number: int = 0, file: str = "") -> None:
+    """Let this process's disk fail below `folder` with an error such as "EIO".
+
+    It does so for good from the point of this number on, or from the first call on a path that holds `file`.
+    """
+    code = getattr(errno, error)
+    ctypes.CDLL(None).crash_fail(folder.encode(), ctypes.c_long(number), file.encode(), ctypes.c_int(code))

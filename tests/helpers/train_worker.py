@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -76,6 +77,23 @@ def list_points(folder: str, log: str) -> None:
     """Write a line for each such operation to `log`."""
     _with_points_of_a_user()
     crash_points.arm(folder, log=log)
+
+
+def fail_disk(folder: str, error: str, number: int = 0, file: str = "") -> None:
+    """Let the disk fail below `folder` from such an operation on, for good: the number-th, or the first on `file`."""
+    _with_points_of_a_user()
+    crash_points.fail(folder, error=error, number=number, file=file)
+
+
+def allow_files_in(phase: str, step: int, more: int) -> None:
+    """Let the process open only so many more files than it has open when the phase begins for the step-th time."""
+
+    def allow() -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + more, hard))
+
+    _before(phase, step, allow)
 
 
 def _with_points_of_a_user() -> None:
@@ -502,6 +520,8 @@ FAULTS: dict[str, Callable[..., None]] = {
     "pretend_gpu": pretend_gpu,
     "undecided": undecided,
     "die_at_point": die_at_point,
+    "fail_disk": fail_disk,
+    "allow_files_in": allow_files_in,
     "list_points": list_points,
     "poison": poison,
     "hold_save": hold_save,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -255,6 +256,12 @@ def test_a_failing_write_leaves_the_old_file(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, fail)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path):
+    (tmp_path / f".a.txt.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a.txt'}'"):
+        write_atomically(tmp_path / "a.txt", lambda place: place.write_text("new"))
 
 
 def test_evaluations_come_back_by_benchmark_and_step(tmp_path):

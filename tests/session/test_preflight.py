@@ -172,6 +172,17 @@ def test_the_log_holds_what_is_shown_what_libraries_warn_of_and_the_end(tmp_path
     assert lines[2].endswith("ERROR vlm_rl: the run ended: broken") and lines[-1] == "ValueError: broken"
 
 
+def test_what_the_disk_refuses_of_the_log_ends_the_run_in_a_message(tmp_path: Path) -> None:
+    """A library's warning meets the full disk first, and must not fail in the library."""
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    log = RunLog(tmp_path)
+    logging.getLogger("some.library").warning("careful")
+    with pytest.raises(UserError, match=r"log\.txt could not be written: No space left on device: .* then resume"):
+        log.info("step 1/2")
+    log.failure(ValueError("broken"))
+    log.close()
+
+
 def test_the_next_commands_can_be_pasted() -> None:
     said = next_commands("my runs/a", ["data/held out"])
     assert "vlm-rl eval --model 'my runs/a' --data 'data/held out' --out 'my runs/a-eval'" in said

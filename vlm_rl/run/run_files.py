@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,21 @@ from vlm_rl.errors import UserError
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was."""
+    """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was.
+
+    An OSError of a full or a damaged disk names the file, which the system's own does not.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary_beside(path) as work:
-        write(work)
-        with work.open("rb") as file:
-            os.fsync(file.fileno())
-        work.replace(path)
+    try:
+        with _temporary_beside(path) as work:
+            write(work)
+            with work.open("rb") as file:
+                os.fsync(file.fileno())
+            work.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
@@ -38,7 +46,8 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
     try:
         yield work
     finally:
-        work.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that refused the file may refuse this too
+            work.unlink(missing_ok=True)
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:

@@ -3,22 +3,37 @@
     log = RunLog(run.path)      # from now on, until log.close()
     log.info("step 1/60 ...")
 
-A resume appends. A line that the disk refuses is dropped: what a run must not lose is in metrics.jsonl.
+A resume appends. What the disk refuses ends the run at its next line, as it does with the other files of the run.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+from vlm_rl.run.writing import writing
 from vlm_rl.visible_text import replace_invisible
 
 LOG = "log.txt"
 
 
 class _Handler(logging.FileHandler):
+    refused: OSError | None = None  # the first error of the file system
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record; the first one opens the file, whose error logging would let through."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the record, without logging's own traceback on standard error."""
+        """Keep what the file system refused, without logging's own traceback: a library may be the caller."""
+        error = sys.exception()
+        if self.refused is None and isinstance(error, OSError):
+            self.refused = error
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, or several with a traceback; nothing in them can act on a terminal."""
@@ -37,8 +52,11 @@ class RunLog:
         logging.captureWarnings(True)
 
     def info(self, text: str) -> None:
-        """Write a line."""
+        """Write a line. Raises UserError where the file system refuses it, or has refused an earlier one."""
         self._logger.info(text)
+        with writing(Path(self._handler.baseFilename)):
+            if self._handler.refused is not None:
+                raise self._handler.refused
 
     def failure(self, error: BaseException) -> None:
         """Write what ended the run, with its traceback."""
@@ -48,4 +66,5 @@ class RunLog:
         """Write no more."""
         logging.captureWarnings(False)
         logging.getLogger().removeHandler(self._handler)
-        self._handler.close()
+        with suppress(OSError):  # it tries once more what was refused before
+            self._handler.close()
