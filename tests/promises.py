@@ -305,6 +305,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
         "a model folder brings no code and no pickle": [
             "run/test_checkpoint.py::test_pickles_are_refused_by_name",
             "run/test_checkpoint.py::test_code_that_comes_with_a_model_is_refused",
+            "attack: installed packages that load code of a hub, or that 4 bits are made of",
             "test_architecture.py::test_no_text_is_run_as_code_and_no_pickle_opened",
         ],
         "its tensors are exactly the model's, and its chat template costs no marks": [

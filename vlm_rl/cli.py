@@ -33,6 +33,7 @@ PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEX
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without arguments, those of the process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _refuse_hub_kernels()
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and "overrides" in options and all("=" in word and not word.startswith("-") for word in rest):
@@ -66,6 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _refuse_hub_kernels() -> None:
+    """Let the package `kernels` count as not installed: with it transformers downloads compiled code and runs it.
+
+    A model's configuration can ask for that with a word such as flash_attention_2.
+    """
+    os.environ["USE_HUB_KERNELS"] = "NO"  # for processes that this one starts
+    sys.modules["kernels"] = None  # pyright: ignore[reportArgumentType]
 
 
 def _discard_output() -> None:

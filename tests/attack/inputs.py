@@ -27,7 +27,7 @@ from tests.helpers.damaged_sets import DAMAGES
 from tests.helpers.images import many_scans
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
-from tests.helpers.toy_runs import ExitResult
+from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
 from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import decode_image
 from vlm_rl.demo.numbers.token_counts import TokenCounter
@@ -282,6 +282,28 @@ def multiplying_tokenizer(folder: Path) -> str:
     return "no tokens of reasoning, and this process goes on" if split is None else "counted"
 
 
+def packages_that_no_run_needs(folder: Path) -> str:
+    """Train adapters where packages are installed that load code of a hub, or that only 4 bits are made of.
+
+    Both write down that they were imported.
+    """
+    made, packages, marks = toys(), folder / "packages", folder / "imported"
+    for name, version in (("kernels", "0.17.0"), ("bitsandbytes", "0.50.2")):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(f"open({str(marks)!r}, 'a').write('{name} ')\n")
+        about = packages / f"{name}-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    model = {"path": str(made.model), "lora": {"rank": 2}}
+    config = made.config("adapters", model=model, train=STEP, out=str(folder / "run"))
+    environment = clean_environment()
+    environment["PYTHONPATH"] = f"{packages}:{environment['PYTHONPATH']}"
+    words = [sys.executable, "-m", "vlm_rl", "train", str(config)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    imported = marks.read_text() if marks.exists() else "nothing"
+    return f"exit code {done.returncode}, {imported} imported{'' if done.returncode == 0 else done.stderr[-2000:]}"
+
+
 def unpacking_table(folder: Path) -> str:
     """Read some kB of Parquet that hold 1,000 texts of 1 MiB."""
     table = folder / "a.parquet"
@@ -327,6 +349,13 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a model folder without one tensor", "Input", REFUSED, missing_tensor, slow=True),
     Attack("NaN in a weight of a model folder", "Input", REFUSED, nan_in_a_weight, slow=True),
     Attack("a key that leads to weights nobody checked", "Input", REFUSED, unchecked_weights, slow=True),
+    Attack(
+        "installed packages that load code of a hub, or that 4 bits are made of",
+        "Input",
+        "exit code 0, nothing imported",
+        packages_that_no_run_needs,
+        slow=True,
+    ),
     Attack("a pipe in a model folder", "Input", REFUSED, pipe_in_a_model_folder, slow=True),
     Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
     Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
 
     Raises UserError where PEFT would adapt something else as well.
     """
+    with nullcontext() if config.load_in_4bit else _without_bitsandbytes():
+        _inject(model, config, seed)
+    for _, layer in _layers(model):  # beside a weight in 4 bits PEFT makes them float32
+        layer.lora_A.to(model.dtype)
+        layer.lora_B.to(model.dtype)
+    if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
+        raise UserError(
+            "model.lora.targets: PEFT would also adapt the experts of this model, which are not linear layers: name "
+            "layers outside of its MLPs, such as q_proj, k_proj, v_proj and o_proj"
+        )
+
+
+def _inject(model: Any, config: LoraConfig, seed: int) -> None:
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
@@ -103,14 +117,20 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
-    for _, layer in _layers(model):  # beside a weight in 4 bits PEFT makes them float32
-        layer.lora_A.to(model.dtype)
-        layer.lora_B.to(model.dtype)
-    if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
-        raise UserError(
-            "model.lora.targets: PEFT would also adapt the experts of this model, which are not linear layers: name "
-            "layers outside of its MLPs, such as q_proj, k_proj, v_proj and o_proj"
-        )
+
+
+@contextmanager
+def _without_bitsandbytes() -> Iterator[None]:
+    """Let bitsandbytes count as not installed: PEFT imports it, if only to ask whether a layer is in 4 or 8 bits."""
+    name = "bitsandbytes"
+    known = sys.modules.get(name)
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if known is not None:
+            sys.modules[name] = known
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
