@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from vlm_rl.config import AlgorithmConfig
+from vlm_rl.config import AlgorithmConfig, DistillationConfig
 from vlm_rl.errors import UserError, near
 
 
@@ -29,7 +29,8 @@ class Algorithm:
 def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
     """Return the named row with the configuration's overrides.
 
-    Raises UserError for an unknown name, and for a cap on negative advantages that the rule cannot have.
+    Raises UserError for an unknown name, for a cap on negative advantages that the rule cannot have, and for a rule
+    that would not train on a teacher's scores.
     """
     if config.name not in ALGORITHMS:
         hint = near(config.name, ALGORITHMS, otherwise=f"known names: {', '.join(ALGORITHMS)}")
@@ -37,7 +38,23 @@ def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
     overrides = {f.name: getattr(config, f.name) for f in fields(Algorithm) if getattr(config, f.name) is not None}
     rule = replace(ALGORITHMS[config.name], **overrides)
     _check_dual(rule, config.clip_dual)
+    _check_distillation(rule, config.distillation)
     return rule
+
+
+def _check_distillation(rule: Algorithm, distillation: DistillationConfig) -> None:
+    if distillation.teacher is None:
+        return
+    if rule.aggregation == "balanced" and not distillation.top_k:
+        raise UserError(
+            "algorithm.distillation.top_k is 0, and algorithm.aggregation is balanced, which weighs responses by the "
+            "sign of their reward's advantage and leaves out those without: set top_k, or a different aggregation"
+        )
+    if rule.dynamic_sampling and not distillation.rewards:
+        raise UserError(
+            "algorithm.distillation.rewards is false, and algorithm.dynamic_sampling is true, which drops groups for "
+            "their rewards: set dynamic_sampling=false"
+        )
 
 
 def _check_dual(rule: Algorithm, dual: float | None) -> None:

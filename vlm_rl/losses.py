@@ -315,6 +315,29 @@ def divergence(logp_K: Tensor, other_logp_K: Tensor) -> Tensor:
     return torch.exp(gap_K) - gap_K - 1 - gap_K * (logp_K - logp_K.detach())
 
 
+# --- distillation -----------------------------------------------------------------------------
+
+SMALLEST_TAIL = 1e-6  # float32 cannot tell a smaller rest of a sum of probabilities from 0
+
+
+def top_divergence(top_logp_Kk: Tensor, teacher_top_Kk: Tensor) -> Tensor:
+    """Return KL(policy || teacher) per token [K], over k ids and one bucket for all others.
+
+        D = sum_{v of the k} p_v log(p_v / q_v) + p_rest log(p_rest / q_rest),   rest = 1 - sum of the k
+
+    Distributions over fewer outcomes diverge less, so 0 <= D <= the KL over the whole vocabulary. Without the bucket
+    D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as that.
+
+    Args:
+        top_logp_Kk: the policy's log-probs of the k ids, with gradient.
+        teacher_top_Kk: the teacher's.
+    """
+    p_Kk = top_logp_Kk.exp()
+    rest_K = (1 - p_Kk.sum(-1)).clamp(min=SMALLEST_TAIL)
+    teacher_rest_K = (1 - teacher_top_Kk.exp().sum(-1)).clamp(min=SMALLEST_TAIL)
+    return (p_Kk * (top_logp_Kk - teacher_top_Kk)).sum(-1) + rest_K * (rest_K / teacher_rest_K).log()
+
+
 # --- the loss ---------------------------------------------------------------------------------
 
 
@@ -322,6 +345,7 @@ def policy_loss(
     logp_K: Tensor,
     entropy_K: Tensor,
     inputs: LossInputs,
+    top_logp_Kk: Tensor | None = None,
     *,
     ratio: str,
     surrogate: str,
@@ -335,6 +359,7 @@ def policy_loss(
     perception_coef: float = 0.0,
     rejection: str | None = None,
     rejection_bounds: tuple[float, float] = (0.0, 3.0),
+    distillation_coef: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of one micro-batch, a weighted sum, and sums over its tokens for the metrics.
 
@@ -353,14 +378,20 @@ def policy_loss(
         kl             the KL estimate, where there is a reference
         perception     k3 between with and without the image, over tokens of prompts with images, where it is wanted
         seeing_tokens  how many these are
+        teacher_kl     the estimate of KL(policy || teacher), where there is a teacher
+        teacher_mass   the policy's probability of the teacher's k most likely ids, where the loss is over them
 
-    KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
-    tokens of A = 0, and ``length_weighted`` would let both grow with length.
+    A teacher's log-probs go into the advantage, A_it = A_i + distillation_coef (lp_teacher - lp_old). With its k most
+    likely ids A_it stays A_i, and the loss has the term distillation_coef D instead (`top_divergence`).
+
+    D, KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
+    tokens of A = 0, and ``length_weighted`` would let them grow with length.
 
     Args:
         logp_K: current log-probs, with gradient.
         entropy_K: current entropies.
         inputs: all else that the loss needs of the micro-batch.
+        top_logp_Kk: current log-probs of the ids inputs.teacher_ids_Kk, with gradient; None where there are none.
         ratio: a key of RATIOS.
         surrogate: a key of SURROGATES.
         clip_low: distance of the ratio's lower bound from 1.
@@ -374,10 +405,13 @@ def policy_loss(
             for none.
         rejection_bounds: the smallest and the largest such ratio that trains.
         perception_coef: weight of the divergence from the policy without the image, which the loss rewards.
+        distillation_coef: weight of the divergence from the teacher.
     """
     old_logp_K = logp_K.detach() if inputs.old_logp_K is None else inputs.old_logp_K
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
     advantage_K = inputs.advantages_n[inputs.response_K].to(logp_K.dtype)
+    if inputs.teacher_logp_K is not None and top_logp_Kk is None:
+        advantage_K = advantage_K + distillation_coef * (inputs.teacher_logp_K - old_logp_K)
     weight_K = inputs.weights_n[inputs.response_K].to(logp_K.dtype)
     if inputs.credit_K is not None:
         weight_K = weight_K * inputs.credit_K.to(logp_K.dtype)
@@ -420,6 +454,13 @@ def policy_loss(
         divergence_K = divergence(logp_K[seeing_K], inputs.blind_logp_K[seeing_K])
         sums["perception"], sums["seeing_tokens"] = divergence_K.detach().sum(), seeing_K.sum()
         loss = loss - perception_coef * inputs.mean_weight * divergence_K.sum()
+    if top_logp_Kk is not None:
+        assert inputs.teacher_top_Kk is not None
+        teacher_kl_K = top_divergence(top_logp_Kk, inputs.teacher_top_Kk)
+        sums["teacher_kl"], sums["teacher_mass"] = teacher_kl_K.detach().sum(), top_logp_Kk.detach().exp().sum()
+        loss = loss + distillation_coef * inputs.mean_weight * teacher_kl_K.sum()
+    elif inputs.teacher_logp_K is not None:
+        sums["teacher_kl"] = (old_logp_K - inputs.teacher_logp_K).sum()
     if entropy_coef:
         loss = loss - entropy_coef * inputs.mean_weight * entropy_K.sum()
     return loss, sums

@@ -244,6 +244,10 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         metrics["loss/policy"] = total["policy_loss"] / len(results)
     if "kl" in total:
         metrics["kl"] = total["kl"] / tokens
+    if "teacher_kl" in total:
+        metrics["teacher/kl"] = total["teacher_kl"] / tokens
+    if "teacher_mass" in total:
+        metrics["teacher/mass"] = total["teacher_mass"] / tokens
     if seeing := total.get("seeing_tokens"):
         metrics["visual/kl"] = total["perception"] / seeing
     if "gap" in total and (fresh := total.get("fresh_tokens", tokens)):

@@ -157,6 +157,7 @@ def loss_of(session: Session) -> LossFunction:
         rejection_bounds=(options.rejection_min, options.rejection_max),
         clip_dual=options.clip_dual,
         perception_coef=options.perception_coef,
+        distillation_coef=options.distillation.coef,
         sapo_temperatures=(options.sapo_temperature_pos, options.sapo_temperature_neg),
     )
 

@@ -32,6 +32,7 @@ class Break(NamedTuple):
 LOSSES, SPLIT = "tests/test_losses.py", "tests/test_losses.py::test_a_split_into_micro_batches_adds_up"
 FACTS, BATCH = "tests/test_loss_facts.py", "tests/test_batch_advantages.py"
 CREDIT = "tests/test_credit.py"
+TEACHER = "tests/test_distillation.py"
 TOKEN_MEANS = "tests/test_losses.py::test_kl_and_entropy_are_token_means_under_every_rule"
 ROWS, TURNS = "tests/learner/test_episode_rows.py", "tests/samplers/test_episode_batch.py"
 BREAKS = (
@@ -53,6 +54,13 @@ BREAKS = (
     Break("top_visual: the mean of f is not 1", "credit", "(1 - floor) / float(np.mean(scaled))", "(1 - floor)", CREDIT),
     Break("visual: not rescaled", "credit", "raw_R * len(s_R) / raw_R.sum()", "raw_R", CREDIT),
     Break("credit: not in the loss", "losses", "weight_K * inputs.credit_K.to(logp_K.dtype)", "weight_K", CREDIT),
+    Break("teacher: sign", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(old_logp_K - inputs.teacher_logp_K)", TEACHER),
+    Break("teacher: the gap has a gradient", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(inputs.teacher_logp_K - logp_K)", TEACHER),
+    Break("teacher: the other divergence", "losses", "(p_Kk * (top_logp_Kk - teacher_top_Kk))", "(teacher_top_Kk.exp() * (teacher_top_Kk - top_logp_Kk))", TEACHER),
+    Break("teacher: nothing for the other ids", "losses", " + rest_K * (rest_K / teacher_rest_K).log()", "", TEACHER),
+    Break("teacher: a mean over the micro-batch", "losses", "inputs.mean_weight * teacher_kl_K.sum()", "teacher_kl_K.mean()", TEACHER),
+    Break("head: further ids push nothing down", "learner.head", "constant_C1 + grad_top_Ck.sum(1, keepdim=True)", "constant_C1", "tests/learner/test_head.py"),
+    Break("head: further ids are not pulled up", "learner.head", "p_CV.scatter_add_(1, ids_Ck, -grad_top_Ck)", "pass", "tests/learner/test_head.py"),
     Break("balanced: masses below 1 as 1", "losses", "np.where(tokens_P1 > 0, tokens_P1, 1)", "np.maximum(tokens_P1, 1)", CREDIT),
     Break("token ratio: sign", "losses", "torch.exp(logp_K - old_logp_K)", "torch.exp(old_logp_K - logp_K)", LOSSES),
     Break("sequence ratio: sum for mean", "losses", " / lengths_n.clamp(min=1)", "", LOSSES),

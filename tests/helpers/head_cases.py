@@ -26,6 +26,7 @@ class Case:
 
     temperature: float = 1.0
     soft_cap: float | None = None
+    further: int = 0  # ids of each token beside its target, whose log-probs are in the loss too
     rows: int = 3  # of a chunk
     of_logp: bool = True
     of_entropy: bool = False
@@ -62,7 +63,8 @@ def reference(case: Case) -> list[Tensor]:
     logp_KV = logits_KV.log_softmax(-1)
     logp_K = logp_KV.gather(1, target_K[:, None])[:, 0]
     entropy_K = -(logp_KV.exp() * logp_KV.index_fill(1, torch.tensor(BANNED), 0.0)).sum(-1)
-    _loss(case, logp_K, entropy_K, weight_K.double()).backward()
+    top_Kk = logp_KV.gather(1, further_ids(case, target_K)) if case.further else None
+    _loss(case, logp_K, entropy_K, weight_K.double(), top_Kk).backward()
     assert hidden_KH.grad is not None and linear.weight.grad is not None
     return [logp_K.detach(), entropy_K.detach(), hidden_KH.grad, linear.weight.grad]
 
@@ -76,16 +78,31 @@ def computed(case: Case, dtype: torch.dtype = torch.float32, *, fused: bool = Fa
     size = head_module.bytes_per_logit(dtype, fused=fused, soft_cap=case.soft_cap is not None)
     head_module.LOGIT_BYTES = case.rows * size * VOCABULARY
     try:
-        logp_K, entropy_K = head(hidden_KH, target_K)
-        _loss(case, logp_K, entropy_K, weight_K).backward()
+        if case.further:
+            logp_K, entropy_K, top_Kk = head(hidden_KH, target_K, ids_Kk=further_ids(case, target_K))
+        else:
+            (logp_K, entropy_K), top_Kk = head(hidden_KH, target_K), None
+        _loss(case, logp_K, entropy_K, weight_K, top_Kk).backward()
     finally:
         head_module.LOGIT_BYTES = whole
     assert hidden_KH.grad is not None and linear.weight.grad is not None
     return [logp_K.detach(), entropy_K.detach(), hidden_KH.grad, linear.weight.grad]
 
 
-def _loss(case: Case, logp_K: Tensor, entropy_K: Tensor, weight_K: Tensor) -> Tensor:
-    return case.of_logp * (logp_K * weight_K).sum() + case.of_entropy * (entropy_K * weight_K.flip(0)).sum()
+def further_ids(case: Case, target_K: Tensor) -> Tensor:
+    """Return different ids [K, further], of every second token with the target among them."""
+    generator = torch.Generator().manual_seed(1)
+    ids_Kk = torch.stack([5 + torch.randperm(3995, generator=generator)[: case.further] for _ in target_K])
+    is_there_K = (ids_Kk == target_K[:, None]).any(1)
+    ids_Kk[::2, 0] = torch.where(is_there_K, ids_Kk[:, 0], target_K)[::2]
+    return ids_Kk
+
+
+def _loss(case: Case, logp_K: Tensor, entropy_K: Tensor, weight_K: Tensor, top_Kk: Tensor | None) -> Tensor:
+    loss = case.of_logp * (logp_K * weight_K).sum() + case.of_entropy * (entropy_K * weight_K.flip(0)).sum()
+    if top_Kk is not None:
+        loss = loss + (top_Kk.exp() * top_Kk * weight_K.roll(1)[:, None]).sum()
+    return loss
 
 
 def errors(case: Case, got: list[Tensor]) -> list[float]:

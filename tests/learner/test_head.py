@@ -25,7 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5  # nats, or of a gradient's norm
 
 
-@pytest.mark.parametrize("case", [*CASES.values(), Case(soft_cap=9.0, temperature=0.7, of_entropy=True)])
+FURTHER = (Case(further=7), Case(further=3, of_logp=False), Case(further=5, of_entropy=True, temperature=0.7, rows=1))
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), Case(soft_cap=9.0, temperature=0.7, of_entropy=True), *FURTHER])
 def test_values_and_gradients_are_those_of_the_whole_matrix(case: Case) -> None:
     assert max(errors(case, computed(case))) < CLOSE
 
@@ -60,6 +63,19 @@ def test_log_probs_without_entropies_are_the_same() -> None:
     alone_K, nothing = head(hidden, target, with_entropy=False)
     assert entropy_K is not None and nothing is None
     assert torch.equal(alone_K, logp_K)
+
+
+def test_the_most_likely_ids_are_those_of_the_whole_matrix() -> None:
+    hidden, linear, target, _ = head_cases.inputs(torch.float32)
+    logits_KV = linear(hidden).index_fill(1, torch.tensor(head_cases.BANNED), -torch.inf) / 0.7
+    expected = logits_KV.log_softmax(-1).topk(4)
+    logp_K, nothing, ids_Kk, top_Kk = Head(linear, banned_ids=head_cases.BANNED, temperature=0.7)(
+        hidden, target, with_entropy=False, top_k=4
+    )
+    assert nothing is None and torch.equal(ids_Kk, expected.indices)
+    torch.testing.assert_close(top_Kk, expected.values)
+    torch.testing.assert_close(logp_K, logits_KV.log_softmax(-1).gather(1, target[:, None])[:, 0])
+    assert not top_Kk.requires_grad
 
 
 def test_a_row_without_responses_has_gradients_of_zero() -> None:

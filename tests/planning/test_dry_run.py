@@ -253,6 +253,31 @@ def test_host_memory_by_hand() -> None:
     assert [word in shown(LUSPO_7B) for word in words] == [True, False, False]
 
 
+def test_frozen_models_by_hand() -> None:
+    """The KL term's reference is as large as the policy; one of 32B waits on the host, is divided, or stays."""
+    n, larger = PUBLISHED["Qwen2.5-VL-7B-Instruct"], PUBLISHED["Qwen2.5-VL-32B-Instruct"]
+    taught, kl = "algorithm.distillation.teacher=Qwen/Qwen2.5-VL-32B-Instruct", "algorithm.kl_coef=0.1"
+    alone, moved = plan_of(LUSPO_7B).memory, plan_of(LUSPO_7B, taught, kl).memory
+    assert (moved.frozen, moved.scoring, moved.host_frozen) == (0, 2 * larger, 2 * (n + larger))
+    assert moved.update == alone.update and moved.kept == alone.kept and moved.host == 2 * (n + larger)
+    assert moved.scored == moved.weights + moved.optimizer + moved.head + 2 * larger
+    staying = plan_of(LUSPO_7B, taught, "algorithm.distillation.offload=false").memory
+    assert (staying.frozen, staying.scoring, staying.host_frozen) == (2 * larger, 0, 0)
+    assert staying.update - alone.update == staying.rollout - alone.rollout == 2 * larger
+    shards = plan_of(LUSPO_7B, taught, kl, "train.zero_stage=3").memory
+    assert (shards.frozen, shards.scoring, shards.host_frozen) == ((n + larger) // 4, 0, 0)
+    own = f"algorithm.distillation.teacher={load_config(LUSPO_7B).model.path}"
+    assert plan_of(LUSPO_7B, own, "model.lora.rank=8").memory.scoring == 0
+    assert plan_of(LUSPO_7B, own).memory.scoring == 2 * n
+    ids = plan_of(LUSPO_7B, taught, "algorithm.distillation.top_k=64").memory.head - moved.head
+    assert ids == 24 * 64 * load_config(LUSPO_7B).train.micro_batch_tokens
+    page = shown(LUSPO_7B, taught, kl, card=Card.of(80))
+    assert f"scoring phase {moved.scored / 2**30:.2f} the KL term's reference and a teacher of 33.45 B" in page
+    assert "reference and teacher need" in page and "train.zero_stage=3" in page.partition("what would")[2]
+    with pytest.raises(UserError, match=r"^algorithm\.distillation\.teacher: no model folder at nowhere"):
+        plan_of(LUSPO_7B, "algorithm.distillation.teacher=nowhere")
+
+
 def test_what_other_choices_would_hold_is_shown() -> None:
     """ZeRO 1 holds all N gradients and their float32 sums; the engine takes its share of a card of 74.5 GiB."""
     n, weights, optimizer = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 15.45, 11.58

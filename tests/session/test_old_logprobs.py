@@ -65,6 +65,7 @@ def session_of(folder: Path, *, old_logprobs: str = "learner", max_gap: float = 
         policy=SimpleNamespace(has_frozen_vision=False),
         learner=PlainLearner(policy),
         reference=None,
+        teacher=None,
         algorithm=resolve_algorithm(algorithm),
         config=SimpleNamespace(algorithm=algorithm, train=SimpleNamespace(old_logprobs=old_logprobs)),
         max_gap=max_gap,

@@ -449,7 +449,7 @@ def test_every_key_is_read(toys: Toys) -> None:
             "eval": {"every": 1},
         },
         "sgd": {
-            "algorithm": {"name": "dapo"},
+            "algorithm": {"name": "dapo", "distillation": {"teacher": str(toys.random_model), "top_k": 4}},
             "reward": {
                 "repetition": 0.1,
                 "brevity": 0.1,

@@ -25,6 +25,7 @@ GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is compu
     "model.gradient_checkpointing",
     "model.layer_patches",
     "model.offload_activations",
+    "algorithm.distillation.offload",
 )
 ENGINE_KEYS = (  # by what responses are drawn: others than without the change, of the same distribution
     "rollout.batch_size",
@@ -90,6 +91,33 @@ class HadwConfig(ConfigSection):
     def applied_scale(self) -> float:
         """Return lambda: `scale`, or where it is null the paper's or that of the authors' code."""
         return self.scale or (1.5 if self.variant == "published_code" else 1.3)
+
+
+class DistillationConfig(ConfigSection):
+    """On-policy distillation: a teacher scores the responses of the policy; see docs/algorithms/distillation.md."""
+
+    teacher: str | None = None
+    """The folder of the teacher, a frozen model with the tokenizer of model.path; null: there is none."""
+    coef: PositiveFloat = 1.0
+    """Weight of the divergence from the teacher, in the advantage or in the loss."""
+    top_k: NonNegativeInt = 0
+    """0: each token's advantage gains coef times the teacher's log-prob less the policy's. k: the loss has the
+    divergence over the teacher's k most likely ids instead, the others as one."""
+    rewards: bool = True
+    """Train on rewards as well; false: on the teacher alone. Rewards are then measured and not trained on."""
+    hint: str = ""
+    """What the teacher's prompt has behind the question, with {answer} for the right answer: with model.path as its
+    own teacher, self-distillation."""
+    offload: bool = True
+    """Keep the teacher in host memory while it does not score; ZeRO 3 divides it among the ranks instead."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.teacher is None:
+            for key in sorted(self.model_fields_set - {"teacher"}):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    yield f"{key} is {getattr(self, key)!r}, and there is no teacher: give teacher a model folder"
+        if self.hint and "{answer}" not in self.hint:
+            yield f"hint is {self.hint!r}, which does not say where the answer goes: write {{answer}} there"
 
 
 class AlgorithmConfig(ConfigSection):
@@ -163,6 +191,7 @@ class AlgorithmConfig(ConfigSection):
     perception_coef: NonNegativeFloat = 0.0
     """Weight of a bonus for the divergence of the policy from itself without the image (PAPO: 0.01 to 0.02). Costs a
     forward pass with blank images; 0: none."""
+    distillation: DistillationConfig = DistillationConfig()
     mask_truncated: bool = False
     """Overlong filtering (DAPO): a response cut at rollout.max_tokens is rewarded but not trained on."""
     hadw: HadwConfig = HadwConfig()
@@ -493,6 +522,11 @@ class Config(ConfigSection):
                 "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
             )
         yield from conflicts_of_4bit(self.model, self.train)
+        if self.model.fused_head and self.algorithm.distillation.top_k:
+            yield (
+                f"model.fused_head is true, and algorithm.distillation.top_k is {self.algorithm.distillation.top_k}: "
+                "the kernels compute the log-probs of one id a token; leave one of them out"
+            )
         if self.rollout.offload_optimizer:
             if self.train.zero_stage < 2:
                 yield (

@@ -85,12 +85,42 @@ class Head(nn.Module):
         self.register_buffer("banned", banned, persistent=False)
 
     def forward(
-        self, hidden_KH: Tensor, target_K: Tensor, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probs [K] and entropies [K] of the targets, float32; None for entropies that are not wanted."""
+        self,
+        hidden_KH: Tensor,
+        target_K: Tensor,
+        *,
+        with_entropy: bool = True,
+        ids_Kk: Tensor | None = None,
+        top_k: int = 0,
+    ) -> tuple[Tensor | None, ...]:
+        """Return log-probs [K] and entropies [K] of the targets, float32; None for entropies that are not wanted.
+
+        Args:
+            hidden_KH: the last layer's outputs.
+            target_K: ids.
+            with_entropy: whether entropies are wanted.
+            ids_Kk: further ids, whose log-probs [K, k] are returned as well, differentiable.
+            top_k: how many of the most likely ids [K, k] and their log-probs [K, k] are returned as well, without
+                gradient.
+        """
+        assert not self.fused or (ids_Kk is None and not top_k), "the configuration refuses it"
         rows = chunk_rows(len(self.weight), self.weight.dtype, fused=self.fused, soft_cap=self.soft_cap is not None)
         way = _Way(self.temperature, self.soft_cap, rows, self.fused, with_entropy)
-        return _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, way)
+        scores = _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, ids_Kk, way)
+        if ids_Kk is not None:
+            return scores
+        return (*scores[:2], *self._top(hidden_KH, top_k, way)) if top_k else scores[:2]
+
+    @torch.no_grad()
+    def _top(self, hidden_KH: Tensor, k: int, way: _Way) -> tuple[Tensor, Tensor]:
+        """Return the k most likely ids [K, k], and their log-probs."""
+        ids, logps = [], []
+        for hidden_CH in hidden_KH.split(way.rows):
+            logp_CV = torch.log_softmax(_scaled_logits(hidden_CH, self.weight, self.banned, way), dim=-1)
+            logp_Ck, ids_Ck = logp_CV.topk(k)
+            ids.append(ids_Ck)
+            logps.append(logp_Ck)
+        return torch.cat(ids), torch.cat(logps)
 
 
 def _check_fused(soft_cap: float | None) -> None:
@@ -120,58 +150,76 @@ class _ChunkedScore(torch.autograd.Function):
     """Compute log-probs and entropies of targets, holding the logits of one chunk.
 
     The backward pass computes the logits again. With p the softmax, g the gradient of a log-prob and e that of
-    an entropy H, the gradient of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature. The
-    weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient as soon as it arrives, and
-    expects it to arrive once.
+    an entropy H, the gradient of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature; a further id
+    is one more target. The weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient as soon as
+    it arrives, and expects it to arrive once.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_KH: Tensor, weight_VH: Tensor, target_K: Tensor, banned: Tensor, way: _Way
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any,
+        hidden_KH: Tensor,
+        weight_VH: Tensor,
+        target_K: Tensor,
+        banned: Tensor,
+        ids_Kk: Tensor | None,
+        way: _Way,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.set_materialize_grads(False)  # entropies without a gradient get None, which costs nothing
-        chunks = zip(hidden_KH.split(way.rows), target_K.split(way.rows), strict=True)
-        parts = zip(*(_score(hidden, weight_VH, target, banned, way) for hidden, target in chunks), strict=True)
-        logp_K, entropy_K, lse_K = (None if part[0] is None else torch.cat(part) for part in parts)
+        starts = range(0, max(1, len(target_K)), way.rows)
+        slices = [slice(start, start + way.rows) for start in starts]
+        extra = [None if ids_Kk is None else ids_Kk[part] for part in slices]
+        parts = zip(
+            *(
+                _score(hidden_KH[part], weight_VH, target_K[part], ids_Ck, banned, way)
+                for part, ids_Ck in zip(slices, extra, strict=True)
+            ),
+            strict=True,
+        )
+        logp_K, entropy_K, top_Kk, lse_K = (None if part[0] is None else torch.cat(part) for part in parts)
         ctx.way = way
-        ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned, entropy_K, lse_K)
+        ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned, entropy_K, lse_K, ids_Kk)
         assert logp_K is not None
-        return logp_K, entropy_K
+        return logp_K, entropy_K, top_Kk
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_KH, weight_VH, target_K, banned, entropy_K, lse_K = ctx.saved_tensors
+        hidden_KH, weight_VH, target_K, banned, entropy_K, lse_K, ids_Kk = ctx.saved_tensors
         way: _Way = ctx.way
         grad_hidden_KH, grad_weight_VH = torch.empty_like(hidden_KH), None
         for start in range(0, max(1, len(target_K)), way.rows):
             part = slice(start, start + way.rows)
             hidden_CH, target_C = hidden_KH[part], target_K[part]
-            rest = (None if x is None else x[part] for x in (*gradients, entropy_K, lse_K))
+            rest = (None if x is None else x[part] for x in (*gradients, ids_Kk, entropy_K, lse_K))
             grad_CV = _gradient(hidden_CH, weight_VH, target_C, banned, *rest, way=way)
             grad_hidden_KH[part] = grad_CV @ weight_VH
             if ctx.needs_input_grad[1]:
                 grad_weight_VH = _add_product(grad_weight_VH, grad_CV.T, hidden_CH, fused=way.fused)
             del grad_CV  # before the next chunk's logits
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_KH, grad_weight, None, None, None
+        return grad_hidden_KH, grad_weight, None, None, None, None
 
 
 def _score(
-    hidden_CH: Tensor, weight_VH: Tensor, target_C: Tensor, banned: Tensor, way: _Way
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return a chunk's log-probs, entropies where they are wanted, and for the fused way the log-sum-exps."""
+    hidden_CH: Tensor, weight_VH: Tensor, target_C: Tensor, ids_Ck: Tensor | None, banned: Tensor, way: _Way
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return a chunk's log-probs, entropies and log-probs of further ids where they are wanted.
+
+    For the fused way the log-sum-exps follow.
+    """
     if way.fused:
         from vlm_rl.learner.head_kernels import score_logits
 
         logp_C, entropy_C, lse_C = score_logits(_masked(hidden_CH, weight_VH, banned), target_C, way.temperature)
-        return logp_C, entropy_C if way.with_entropy else None, lse_C
+        return logp_C, entropy_C if way.with_entropy else None, None, lse_C
     logp_CV = torch.log_softmax(_scaled_logits(hidden_CH, weight_VH, banned, way), dim=-1)
     logp_C = logp_CV.gather(1, target_C[:, None])[:, 0]
+    top_Ck = None if ids_Ck is None else logp_CV.gather(1, ids_Ck)
     if not way.with_entropy:
-        return logp_C, None, None
+        return logp_C, None, top_Ck, None
     p_CV = logp_CV.exp()
     logp_CV.index_fill_(1, banned, 0.0)  # where p is 0, and the product of 0 and -inf would be NaN
-    return logp_C, -p_CV.mul_(logp_CV).sum(-1), None
+    return logp_C, -p_CV.mul_(logp_CV).sum(-1), top_Ck, None
 
 
 def _gradient(
@@ -181,6 +229,8 @@ def _gradient(
     banned: Tensor,
     grad_C: Tensor | None,
     grad_entropy_C: Tensor | None,
+    grad_top_Ck: Tensor | None,
+    ids_Ck: Tensor | None,
     entropy_C: Tensor | None,
     lse_C: Tensor | None,
     *,
@@ -194,18 +244,28 @@ def _gradient(
         logits_CV = _masked(hidden_CH, weight_VH, banned)
         logit_gradient_(logits_CV, target_C, lse_C, entropy_C, grad_C, grad_entropy_C, way.temperature)
         return logits_CV
-    if grad_entropy_C is None:
+    if grad_entropy_C is None and grad_top_Ck is None:
         p_CV = torch.softmax(_scaled_logits(hidden_CH, weight_VH, banned, way), dim=-1)
         p_CV.scatter_add_(1, target_C[:, None], p_CV.new_full((len(p_CV), 1), -1.0))
         factor_C1 = (-grad_C / way.temperature)[:, None]
     else:
-        assert entropy_C is not None
         logp_CV = torch.log_softmax(_scaled_logits(hidden_CH, weight_VH, banned, way), dim=-1)
         p_CV = logp_CV.exp()
-        logp_CV.index_fill_(1, banned, 0.0)
-        constant_C1 = (grad_C + grad_entropy_C * entropy_C)[:, None]
-        torch.addcmul(constant_C1, logp_CV, grad_entropy_C[:, None], out=logp_CV)  # g + e (log p + H)
-        p_CV.mul_(logp_CV).scatter_add_(1, target_C[:, None], -grad_C[:, None])
+        constant_C1 = grad_C[:, None]  # the sum of the gradients of all log-probs
+        if grad_top_Ck is not None:
+            constant_C1 = constant_C1 + grad_top_Ck.sum(1, keepdim=True)
+        if grad_entropy_C is None:
+            p_CV.mul_(constant_C1)
+        else:
+            assert entropy_C is not None
+            logp_CV.index_fill_(1, banned, 0.0)
+            constant_C1 = constant_C1 + (grad_entropy_C * entropy_C)[:, None]
+            torch.addcmul(constant_C1, logp_CV, grad_entropy_C[:, None], out=logp_CV)  # g + e (log p + H)
+            p_CV.mul_(logp_CV)
+        p_CV.scatter_add_(1, target_C[:, None], -grad_C[:, None])
+        if grad_top_Ck is not None:
+            assert ids_Ck is not None
+            p_CV.scatter_add_(1, ids_Ck, -grad_top_Ck)
         del logp_CV
         factor_C1 = p_CV.new_full((1, 1), -1 / way.temperature)
     if way.soft_cap is not None:  # the slope of c tanh(x / c) is 1 - tanh^2

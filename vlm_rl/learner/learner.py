@@ -38,10 +38,10 @@ from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
-from vlm_rl.types import LossInputs
 
-# Log-probs [K], entropies [K] and the row's other inputs -> the loss, and sums for the metrics.
-LossFunction = Callable[[Tensor, Tensor, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]
+# Log-probs [K], entropies [K], the row's other inputs, and where a teacher has named k ids a token their log-probs
+# [K, k] -> the loss, and sums for the metrics.
+LossFunction = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 
 STATE_TAG = "state"  # the name of DeepSpeed's folder inside the checkpoint's learner/
 
@@ -137,6 +137,35 @@ class Learner:
                 filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
         return filled
 
+    @torch.no_grad()
+    def with_teacher_log_probs(
+        self,
+        rows: Sequence[PackedRow],
+        shown: Sequence[PackedRow],
+        teacher: Reference | BaseReference,
+        *,
+        top_k: int = 0,
+    ) -> list[PackedRow]:
+        """Return the rows with teacher_logp_K, and with teacher_ids_Kk and teacher_top_Kk where top_k is above 0.
+
+        Args:
+            rows: of a mini-batch.
+            shown: the same responses in the same order, as the teacher reads them.
+            teacher: the frozen model.
+            top_k: how many of its most likely ids are kept for each token.
+        """
+        filled = []
+        with teacher.on_device(self.device):
+            for row, seen in zip(rows, shown, strict=True):
+                alive()
+                assert row.members == seen.members
+                asked = replace(seen, experts_TLK=None).to(self.device)
+                logp_K, _, *top = teacher.model(asked, with_entropy=False, top_k=top_k)
+                ids_Kk, top_Kk = (each.to(row.target_K.device) for each in top) if top else (None, None)
+                scores = {"teacher_logp_K": logp_K.to(row.target_K.device), "teacher_ids_Kk": ids_Kk}
+                filled.append(replace(row, loss=replace(row.loss, **scores, teacher_top_Kk=top_Kk)))
+        return filled
+
     def update(
         self,
         rows: Sequence[PackedRow],
@@ -153,8 +182,8 @@ class Learner:
         for row in rows:
             alive()
             row = row.to(self.device)
-            logp_K, entropy_K = self.engine(row)
-            loss, sums = loss_function(logp_K, entropy_K, row.loss)
+            logp_K, entropy_K, *top = self.engine(row, ids_Kk=row.loss.teacher_ids_Kk)
+            loss, sums = loss_function(logp_K, entropy_K, row.loss, *top)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
             routing = self.policy.routers.take()
             if not row.is_padding:

@@ -228,10 +228,20 @@ def _laid_out(
     return _Response(ids, parts, vision, np.concatenate(offsets), size)
 
 
+KEPT_LOG_PROBS = (
+    "old_logp_K",
+    "reference_logp_K",
+    "blind_logp_K",
+    "teacher_logp_K",
+    "teacher_ids_Kk",
+    "teacher_top_Kk",
+)
+
+
 def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -> list[PackedRow]:
-    """Return the rows with the old, reference and blind log-probs that the same responses have in earlier rows."""
+    """Return the rows with the log-probs from before the first step that the same responses have in earlier rows."""
     filled = list(rows)
-    for name in ("old_logp_K", "reference_logp_K", "blind_logp_K"):
+    for name in KEPT_LOG_PROBS:
         parts: dict[tuple[int, int], Tensor] = {}
         for row in earlier:
             if (logp_K := getattr(row.loss, name)) is not None:

@@ -214,11 +214,18 @@ class Policy(nn.Module):
                 module.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def forward(
-        self, row: PackedRow, *, only_features: bool = False, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor | None] | Tensor:
+        self,
+        row: PackedRow,
+        *,
+        only_features: bool = False,
+        with_entropy: bool = True,
+        ids_Kk: Tensor | None = None,
+        top_k: int = 0,
+    ) -> Any:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
-        Without ``with_entropy`` there is None in their place, which saves passes over the logits.
+        Without ``with_entropy`` there is None in their place, which saves passes over the logits. With ``ids_Kk``
+        their log-probs [K, k] follow, with ``top_k`` the most likely ids and their log-probs (`Head.forward`).
         With ``only_features``, return what the mergers make of the row's images instead, [visual tokens, mergers, H]:
         one merger, and Qwen3-VL's deepstack mergers behind it. A row whose `vision` is {"image_features": that
         output} skips the tower.
@@ -228,7 +235,7 @@ class Policy(nn.Module):
         padded = padded_rows(row.spans, row.sampled).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
-        return self.head(hidden_KH, row.target_K, with_entropy=with_entropy)
+        return self.head(hidden_KH, row.target_K, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
 
     def _layout(self, row: PackedRow) -> RowLayout:
         """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""

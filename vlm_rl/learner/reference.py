@@ -1,4 +1,4 @@
-"""The frozen reference of the KL term."""
+"""Frozen models: the reference of the KL term, and the teacher of a distillation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from vlm_rl.learner.policy import Policy
 class Reference:
     """A frozen policy: sharded over the ranks under ZeRO 3, else in host memory until it is needed."""
 
-    def __init__(self, policy: Policy, *, zero_stage: int) -> None:
-        self.is_sharded = zero_stage == 3
+    def __init__(self, policy: Policy, *, zero_stage: int, stays: bool = False) -> None:
+        """Freeze the policy.
+
+        Args:
+            policy: on the device under ZeRO 3 or where it stays, else in host memory.
+            zero_stage: of the training.
+            stays: whether it stays on the device.
+        """
+        self.is_sharded, self._stays = zero_stage == 3, stays
         policy.requires_grad_(False)
         self.model: Any = policy.eval()
         if self.is_sharded:
@@ -27,7 +34,7 @@ class Reference:
     @contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:
         """Keep the model on the device for the length of a `with` block."""
-        if self.is_sharded:
+        if self.is_sharded or self._stays:
             yield
             return
         self.model.to(device)

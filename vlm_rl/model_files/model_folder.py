@@ -101,6 +101,11 @@ def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
     )
 
 
+def is_same_folder(path: str | Path, other: str | Path) -> bool:
+    """Tell whether two paths name one folder."""
+    return Path(path).resolve() == Path(other).resolve()
+
+
 def is_shipped(path: str | Path) -> bool:
     """Tell whether we ship the configuration of a model of this name."""
     return _shipped(path).is_file()

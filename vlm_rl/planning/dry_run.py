@@ -28,7 +28,7 @@ from vlm_rl.learner.architectures import check_architecture, check_parts, check_
 from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.checkpoint_size import DiskRoom, checkpoint_bytes
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
-from vlm_rl.model_files.model_folder import check_context, check_divides, read_model_config
+from vlm_rl.model_files.model_folder import check_context, check_divides, is_same_folder, read_model_config
 from vlm_rl.planning.memory import (
     Memory,
     ModelSizes,
@@ -52,6 +52,7 @@ class DryRun:
     is_on_gpu: bool
     is_patched: bool  # layers of ours in place of transformers' own
     is_padded: bool  # each response behind a copy of its prompt
+    teacher: int  # parameters of a teacher that is no part of the model; 0: there is none
     kv_bytes_per_token: int  # on each rank of an engine
     deepspeed: Mapping[str, Any]
     memory: Memory
@@ -105,7 +106,13 @@ class DryRun:
     def on(self, ranks: int) -> DryRun:
         """Return the plan of the same run on another number of ranks."""
         memory = memory_of_rank(
-            self.config, self.sizes, self.dtype, ranks, patched=self.is_patched, on_gpu=self.is_on_gpu
+            self.config,
+            self.sizes,
+            self.dtype,
+            ranks,
+            patched=self.is_patched,
+            on_gpu=self.is_on_gpu,
+            teacher=self.teacher,
         )
         return replace(self, num_ranks=ranks, memory=memory)
 
@@ -140,6 +147,7 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
     check_zero_stage(config.train.zero_stage, dtype)
     check_deepspeed_options(config.train)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
+    teacher = _teacher_parameters(config)
     cache_of = partial(cache_bytes, sizes.config, dtype=dtype, ranks=config.rollout.tensor_parallel)
     return DryRun(
         asked=asked,
@@ -151,9 +159,10 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
         is_on_gpu=on_gpu,
         is_patched=patched,
         is_padded=is_padded(sizes.config, config.model.rows),
+        teacher=teacher,
         kv_bytes_per_token=cache_of(1) - cache_of(0),
         deepspeed=deepspeed_block(config.train, dtype),
-        memory=memory_of_rank(config, sizes, dtype, ranks, patched=patched, on_gpu=on_gpu),
+        memory=memory_of_rank(config, sizes, dtype, ranks, patched=patched, on_gpu=on_gpu, teacher=teacher),
     )
 
 
@@ -163,6 +172,18 @@ def with_checkpointing(plan: DryRun, way: Checkpointing) -> DryRun:
         update={"model": plan.config.model.model_copy(update={"gradient_checkpointing": way})}
     )
     return replace(plan, config=config).on(plan.num_ranks)
+
+
+def _teacher_parameters(config: Config) -> int:
+    """Return the parameters of the teacher; 0 without one, and where it is the model under the adapters."""
+    teacher = config.algorithm.distillation.teacher
+    if teacher is None or (config.model.lora is not None and is_same_folder(teacher, config.model.path)):
+        return 0
+    try:
+        source, raw = read_model_config(teacher)
+        return _build(json.dumps(raw), source).total
+    except UserError as error:
+        raise UserError(f"algorithm.distillation.teacher: {str(error).removeprefix('model.path: ')}") from None
 
 
 def _check_ranks(ranks: int, rollout: RolloutConfig) -> None:

@@ -165,6 +165,9 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
     """
     what = "the update needs" if samples else "a step needs"
     yield Need("update", memory.update, UPDATE_SHARE * card.free, f"{what} {gib(memory.update)}")
+    if memory.frozen or memory.scoring:
+        scored = memory.scored
+        yield Need("update", scored, UPDATE_SHARE * card.free, f"reference and teacher need {gib(scored)} to score")
     if not samples:
         return
     limit = ROLLOUT_SHARE * card.free

@@ -9,7 +9,7 @@ The engine's CUDA graphs are part of its share, and stay while it sleeps. Leave 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -41,6 +41,8 @@ class Memory:
     activations: int = 0  # of one full packed row with its images
     head: int = 0  # chunks of logits; the head's weight gradient in float32, and one product for it
     buckets: int = 0  # what DeepSpeed collects gradients in before it sums them over the ranks
+    frozen: int = 0  # weights of the KL term's reference and of a teacher, as far as they stay on the device
+    scoring: int = 0  # weights of the larger one of those that come from host memory to score
     engine_weights: int = 0  # the rollout engine's own copy, or this rank's part of it
     kv_cache: int = 0  # of all responses side by side, each at its longest
     between: int = 0  # of gradients and buckets, what DeepSpeed holds between two updates too
@@ -49,18 +51,24 @@ class Memory:
     loading: int = 0  # in host memory, while the model is loaded
     host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are drawn
     host_weights: int = 0  # this rank's shards where DeepSpeed offloads them
+    host_frozen: int = 0  # weights of reference and teacher that wait there
     host_engine: int = 0  # the base model, which a sleeping engine keeps where syncs bring adapters alone
     checkpoint_copies: int = 0  # in host memory of all ranks together, while an asynchronous save is written
 
     def parts(self) -> dict[str, int]:
         """Return the bytes of the update phase by what they are for."""
-        names = ("weights", "gradients", "optimizer", "activations", "head", "buckets")
+        names = ("weights", "gradients", "optimizer", "activations", "head", "buckets", "frozen")
         return {name: getattr(self, name) for name in names}
 
     @property
     def update(self) -> int:
         """Return the bytes while the learner trains and the engine sleeps."""
         return sum(self.parts().values())
+
+    @property
+    def scored(self) -> int:
+        """Return the bytes while reference or teacher score, before the update: no activations are kept then."""
+        return self.weights + self.between + self.optimizer + self.head + self.frozen + self.scoring
 
     @property
     def rollout(self) -> int:
@@ -70,12 +78,12 @@ class Memory:
     @property
     def host(self) -> int:
         """Return the bytes in host memory once the model is loaded, without a save's copies."""
-        return self.host_optimizer + self.host_weights + self.host_engine
+        return self.host_optimizer + self.host_weights + self.host_engine + self.host_frozen
 
     @property
     def kept(self) -> int:
         """Return the bytes that the learner keeps while the engine samples."""
-        return self.weights + self.between + (0 if self.is_moved else self.optimizer)
+        return self.weights + self.between + (0 if self.is_moved else self.optimizer) + self.frozen
 
 
 class ModelSizes:
@@ -130,7 +138,14 @@ def _trains(part: ModelPart, config: Config) -> bool:
 
 
 def memory_of_rank(
-    config: Config, sizes: ModelSizes, dtype: torch.dtype, ranks: int, *, patched: bool, on_gpu: bool
+    config: Config,
+    sizes: ModelSizes,
+    dtype: torch.dtype,
+    ranks: int,
+    *,
+    patched: bool,
+    on_gpu: bool,
+    teacher: int = 0,
 ) -> Memory:
     """Return the plan of a rank's memory.
 
@@ -141,6 +156,7 @@ def memory_of_rank(
         ranks: of the run.
         patched: whether layer patches are used.
         on_gpu: whether the device is a GPU, which holds buckets of gradients whole.
+        teacher: parameters of a teacher that is no part of the model.
     """
     stage = config.train.zero_stage
     total, trainable = sizes.count(config)
@@ -184,6 +200,7 @@ def memory_of_rank(
         kv_cache=side_by_side(config, ranks)
         * cache_bytes(sizes.config, longest, dtype, ranks=config.rollout.tensor_parallel),
         between=between,
+        **_frozen(config, dtype, ranks, [0 if lora is not None else total, teacher], on_gpu=on_gpu),
         is_served=config.rollout.sampler == "server",
         is_moved=config.rollout.offload_optimizer,
         loading=dtype.itemsize * loaded,
@@ -196,6 +213,22 @@ def memory_of_rank(
         if config.checkpoint.async_save
         else 0,
     )
+
+
+def _frozen(
+    config: Config, dtype: torch.dtype, ranks: int, parameters: Sequence[int], *, on_gpu: bool
+) -> dict[str, int]:
+    """Return the bytes of the KL term's reference and of the teacher, where the run has them, by field of Memory."""
+    algorithm = config.algorithm
+    is_there = algorithm.kl_coef > 0, algorithm.distillation.teacher is not None
+    reference, teacher = (dtype.itemsize * n * there for n, there in zip(parameters, is_there, strict=True))
+    if config.train.zero_stage == 3:
+        return {"frozen": -(-reference // ranks) + -(-teacher // ranks)}
+    staying = 0 if algorithm.distillation.offload else teacher
+    if not on_gpu:  # the device is the host's memory
+        return {"frozen": reference + teacher}
+    waiting = (reference, teacher - staying)
+    return {"frozen": staying, "scoring": max(waiting), "host_frozen": sum(waiting)}
 
 
 def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:
@@ -215,6 +248,8 @@ def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
     }
     rows = min(row_tokens(config), chunk_rows(text.vocab_size, dtype, **way))
     chunks = rows * text.vocab_size * bytes_per_logit(dtype, **way)
+    # A teacher's ids are int64, their log-probs float32: its, the policy's, and a gradient with its exponential.
+    chunks += row_tokens(config) * config.algorithm.distillation.top_k * (8 + 4 * 4)
     if config.model.lora is not None or "language_model" in config.model.freeze:
         return chunks
     return chunks + (4 + dtype.itemsize) * sizes.head  # the product, then a copy in its place

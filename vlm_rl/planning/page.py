@@ -137,11 +137,16 @@ def _memory_table(plan: DryRun, *, card: Card | None) -> Table:
     )
     table.add_row("output head", _gib(m.head), "logits in chunks; its weight's gradient in float32, and a product")
     table.add_row("buckets", _gib(m.buckets), "DeepSpeed's reduce_bucket_size")
+    if m.frozen:
+        table.add_row("frozen", _gib(m.frozen), f"{_frozen_models(plan)}, {'divided' if stage == 3 else 'whole'}")
     if not plan.samples:
         table.add_row("together", _gib(m.update), "", style="bold")
         return table
     update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
     table.add_row("update phase", _gib(m.update), update, style="bold", end_section=True)
+    if m.scoring:
+        what = f"{_frozen_models(plan)}: {_gib(m.scoring)} GiB from host memory, before the update's activations"
+        table.add_row("scoring phase", _gib(m.scored), what, style="bold")
     engine = "on each rollout server, not here" if m.is_served else "the rollout engine's own, dropped in the update"
     shared = plan.config.rollout.tensor_parallel
     if shared > 1:
@@ -174,6 +179,11 @@ def _memory_table(plan: DryRun, *, card: Card | None) -> Table:
     return table
 
 
+def _frozen_models(plan: DryRun) -> str:
+    names = ["the KL term's reference"] if plan.config.algorithm.kl_coef else []
+    return " and ".join([*names, f"a teacher of {_billions(plan.teacher)}"] if plan.teacher else names)
+
+
 def _add_host_rows(table: Table, plan: DryRun) -> None:
     m, ranks = plan.memory, plan.num_ranks
     table.add_section()
@@ -184,6 +194,8 @@ def _add_host_rows(table: Table, plan: DryRun) -> None:
         table.add_row("host: optimizer", _gib(ranks * m.host_optimizer), f"all ranks, {when}")
     if m.host_weights:
         table.add_row("host: weights", _gib(ranks * m.host_weights), "all ranks, each its shards")
+    if m.host_frozen:
+        table.add_row("host: frozen", _gib(ranks * m.host_frozen), f"all ranks: {_frozen_models(plan)}")
     if m.host_engine:
         table.add_row("host: engines", _gib(ranks * m.host_engine), "base models of sleeping engines")
     if m.checkpoint_copies:

@@ -118,6 +118,8 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
         yield Remedy({"train.zero_stage": stage}, "more is divided among the ranks")
     if plan.samples:
         yield Remedy({"rollout.offload_optimizer": True}, "moments in host memory while responses are drawn")
+    if plan.teacher and not config.algorithm.distillation.offload:
+        yield Remedy({"algorithm.distillation.offload": True}, "the teacher in host memory while it does not score")
     if train.offload_device("offload_optimizer") == "none":
         yield Remedy({f"{_ZERO}.offload_optimizer.device": "cpu"}, "its moments in host memory")
     if model.gradient_checkpointing is True and not model.offload_activations:

@@ -109,7 +109,7 @@ def collect(
     weighed, weight_metrics = with_advantages(
         kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after), history=history
     )
-    if warning := run.no_signal.after_step(weighed, sampled):
+    if options.distillation.rewards and (warning := run.no_signal.after_step(weighed, sampled)):
         run.note(f"step {step + 1}  {warning}")
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
@@ -211,6 +211,8 @@ def with_advantages(
 ) -> tuple[list[Group], dict[str, float]]:
     """Return the groups with their advantages, scaled by HA-DW where it is on, and the metrics of both.
 
+    They are 0 where a teacher alone is trained on.
+
     Args:
         groups: those that the step trains on.
         options: of the algorithm.
@@ -231,4 +233,6 @@ def with_advantages(
         if belief.ability is not None:
             metrics |= difficulty_metrics(phi_PG, advantages_PG, abilities_P, belief.ability)
         advantages_PG *= phi_PG
+    if not options.distillation.rewards:
+        advantages_PG = np.zeros_like(advantages_PG)
     return [replace(group, advantages_G=row) for group, row in zip(groups, advantages_PG, strict=True)], metrics

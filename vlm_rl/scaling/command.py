@@ -166,7 +166,7 @@ def rows_of(plan: DryRun) -> Rows:
 def rates_of(plan: DryRun, card: CardSpeed) -> PhaseRates:
     """Return the assumed rates of a configuration."""
     config = plan.config
-    passes = (plan.updates_per_step > 1) + (config.algorithm.kl_coef > 0)
+    passes = (plan.updates_per_step > 1) + (config.algorithm.kl_coef > 0) + plan.teacher / plan.num_parameters
     return assumed_rates(
         card,
         parameters=plan.sizes.by_part["language_model"],

@@ -19,7 +19,14 @@ from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.simulator import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
-LEARNER_PHASES = ("image_features", "old_logprobs", "blind_logprobs", "reference_logprobs", "update")
+LEARNER_PHASES = (
+    "image_features",
+    "old_logprobs",
+    "blind_logprobs",
+    "reference_logprobs",
+    "teacher_logprobs",
+    "update",
+)
 _MOST_STEPS = 12  # of a run are simulated again
 
 

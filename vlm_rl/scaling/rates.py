@@ -43,7 +43,7 @@ class PhaseRates:
     weight_bytes: int  # of all weights, which ranks send each other
     zero_stage: int
     updates: int  # optimizer steps of a step
-    passes: int  # forward passes before the updates: old log-probs, the reference's
+    passes: float  # forward passes before the updates: old log-probs, the reference's, a teacher's by its size
     card: CardSpeed
     learner_scale: float = 1.0
     sync: float = SYNC
@@ -86,7 +86,7 @@ def assumed_rates(
     is_checkpointed: bool,
     zero_stage: int,
     updates: int,
-    passes: int,
+    passes: float,
 ) -> PhaseRates:
     """Return the seconds that follow from assumptions about a card.
 

@@ -9,6 +9,7 @@ watch: whether other ranks have failed, and whether none makes progress.
 recomputation: what model.gradient_checkpointing=auto keeps, by the plan and the card.
 mini_batches: the packed rows of a step, with the log-probs that precede its first update.
 recorder: what a run writes down, and the seconds of its phases.
+teacher: a frozen model that scores the responses, and what it reads.
 speed: tokens a second, MFU and memory of each step.
 periodic_evaluation: the policy on the sets of data.eval, while it trains.
 """

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from vlm_rl.data.prompts import rope_positions
+from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.data.turns import as_prompt
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
@@ -15,24 +15,24 @@ from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.rollouts.collect import RolloutBatch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
+from vlm_rl.session.teacher import Teacher
 from vlm_rl.session.token_credit import TokenCredit
-from vlm_rl.types import Group
+from vlm_rl.types import Group, Problem, Prompt
 
 
 class MiniBatches:
     """This rank's rows of the mini-batches of one step."""
 
-    def __init__(
-        self, session: Session, pack: Callable[[int], Sequence[list[PackedRow]]], credit: TokenCredit
-    ) -> None:
+    def __init__(self, session: Session, pack: Callable[..., Sequence[list[PackedRow]]], credit: TokenCredit) -> None:
         """Remember how to pack.
 
         Args:
             session: the run.
-            pack: returns the rows of each mini-batch, of at most so many tokens each.
+            pack: returns the rows of each mini-batch, of at most so many tokens each; with `teacher`, as that one
+                reads them.
             credit: of the step's tokens.
         """
-        self._session, self.packed, self._credit = session, lru_cache(1)(pack), credit
+        self._session, self._pack, self.packed, self._credit = session, pack, lru_cache(1)(pack), credit
         self._before_first_step: Sequence[list[PackedRow]] = []
 
     def prepared(self, tokens: int, timings: Timings) -> Sequence[list[PackedRow]]:
@@ -51,6 +51,7 @@ class MiniBatches:
             mini_batches = [with_log_probs_of(*pair) for pair in pairs]
         else:
             mini_batches = self._with_log_probs(mini_batches, timings, raw=self.packed(tokens))
+            mini_batches = self._with_teacher(mini_batches, timings, tokens)
         if self._credit.is_known:
             mini_batches = [self._credit.filled(number, rows) for number, rows in enumerate(mini_batches)]
         self._before_first_step = mini_batches
@@ -86,6 +87,17 @@ class MiniBatches:
                 mini_batches = [learner.with_reference_log_probs(rows, reference) for rows in mini_batches]
         return mini_batches
 
+    def _with_teacher(
+        self, mini_batches: Sequence[list[PackedRow]], timings: Timings, tokens: int
+    ) -> Sequence[list[PackedRow]]:
+        """Return the rows with the log-probs of the teacher, if there is one; it sees pixels with its own tower."""
+        teacher = self._session.teacher
+        if teacher is None:
+            return mini_batches
+        with timings.phase("teacher_logprobs"):
+            shown = self._pack(tokens, teacher=teacher) if teacher.hint else self.packed(tokens)
+            return [teacher.scored(self._session.learner, *pair) for pair in zip(mini_batches, shown, strict=True)]
+
 
 def pack(
     session: Session,
@@ -93,6 +105,8 @@ def pack(
     parts: Sequence[Sequence[Group]],
     weights: Sequence[np.ndarray],
     tokens: int,
+    *,
+    teacher: Teacher | None = None,
 ) -> list[list[PackedRow]]:
     """Return this rank's rows of each mini-batch. Prompts are built for these alone: pixels are most of the work.
 
@@ -102,14 +116,28 @@ def pack(
         parts: the mini-batches, on all ranks.
         weights: for each of them, the weight [P, G] of every token of each response.
         tokens: the most of a row.
+        teacher: reads the prompts in place of the policy; its hints come on top of `tokens`.
     """
+    prompt_of = batch.prompts.__getitem__
+    if teacher is not None:
+        of_teacher = PromptCache(session.builder)
+
+        def prompt_of(problem: Problem) -> Prompt:
+            return of_teacher[teacher.shown(problem)]
+
     return [
-        _pack_one(session, batch, part, weights_PG, tokens) for part, weights_PG in zip(parts, weights, strict=True)
+        _pack_one(session, batch, part, weights_PG, tokens, prompt_of)
+        for part, weights_PG in zip(parts, weights, strict=True)
     ]
 
 
 def _pack_one(
-    session: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray, tokens: int
+    session: Session,
+    batch: RolloutBatch,
+    groups: Sequence[Group],
+    weights_PG: np.ndarray,
+    tokens: int,
+    prompt_of: Callable[[Problem], Prompt],
 ) -> list[PackedRow]:
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
@@ -122,7 +150,7 @@ def _pack_one(
     row_of = partial(
         pack_row,
         groups=groups,
-        prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
+        prompts={chunk.group: prompt_of(groups[chunk.group].problem) for chunks in plan for chunk in chunks},
         weights_PG=weights_PG,
         positions=partial(rope_positions, session.policy.model),
         observed=partial(as_prompt, session.builder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,15 +47,30 @@ def load_reference(config: Config, learner: Learner, builder: PromptBuilder) -> 
         return BaseReference(learner.engine)
     path = Path(config.model.path)
     check_model_folder(path)
+    return load_frozen(config, learner, path, banned_ids=builder.banned_ids)
+
+
+def load_frozen(
+    config: Config, learner: Learner, path: Path, *, banned_ids: Sequence[int], stays: bool = False
+) -> Reference:
+    """Load a frozen model, on all ranks together.
+
+    Args:
+        config: of the run.
+        learner: of the policy, whose dtype and ZeRO stage it has.
+        path: its folder.
+        banned_ids: ids at log-prob -inf.
+        stays: whether it stays on the device.
+    """
     from_main(lambda: check_whole(path))
     stage, dtype = config.train.zero_stage, model_dtype(learner.device, config.model.dtype)
     # In shards it stays on the device; whole, it waits in host memory.
-    device = learner.device if stage == 3 else torch.device("cpu")
+    device = learner.device if stage == 3 or stays else torch.device("cpu")
     model = load_model(
         path, dtype=dtype, device=device, rows=config.model.rows, shard_for=TrainConfig(zero_stage=stage)
     )
-    policy = policy_of(model, config.model, banned_ids=builder.banned_ids, temperature=config.rollout.temperature)
-    return Reference(policy, zero_stage=stage)
+    policy = policy_of(model, config.model, banned_ids=banned_ids, temperature=config.rollout.temperature)
+    return Reference(policy, zero_stage=stage, stays=stays)
 
 
 def load_sampler(

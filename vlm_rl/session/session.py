@@ -44,6 +44,7 @@ from vlm_rl.session.recomputation import settled
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
 from vlm_rl.session.speed import Speed
+from vlm_rl.session.teacher import load_teacher
 from vlm_rl.session.weight_sync import WeightSync, other_setting
 
 
@@ -82,6 +83,7 @@ class Session:
         self.learner = self._load_learner(stages)
         wants_reference = config.algorithm.kl_coef > 0
         self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
+        self.teacher = load_teacher(config, self.learner, self.builder)
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._start_engine()
         stages.done("engine", self.sampler.name)

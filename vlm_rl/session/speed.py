@@ -15,7 +15,7 @@ from vlm_rl.planning.fits import gib
 from vlm_rl.types import Group
 
 FULL = 0.95  # of a card, above which a line says so
-_LEARNER = ("image_features", "old_logprobs", "blind_logprobs", "reference_logprobs", "update")
+_LEARNER = ("image_features", "old_logprobs", "blind_logprobs", "reference_logprobs", "teacher_logprobs", "update")
 
 
 class Speed:
