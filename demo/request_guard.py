@@ -53,15 +53,17 @@ _HEADERS = {
 }
 
 
-def content_policy(scripts: Sequence[str] = ()) -> str:
+def content_policy(scripts: Sequence[str] = (), *, frame_ancestors: str = "'none'") -> str:
     """Return the Content-Security-Policy of gradio's page with these inline scripts.
 
+    `frame_ancestors` are the pages that may show it in a frame.
     Its HTML component compiles its template with eval, and its components set styles on elements.
     """
     return (
         f"default-src 'none'; script-src 'self' 'unsafe-eval' {script_hashes(scripts)}; "
         "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; connect-src 'self'; "
-        "manifest-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+        "manifest-src 'self'; base-uri 'self'; form-action 'none'; "
+        f"frame-ancestors {frame_ancestors}; object-src 'none'"
     )
 
 
@@ -147,7 +149,8 @@ class RequestGuard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.setdefault("content-security-policy", content_policy())
+                policy = content_policy(frame_ancestors=self._access.frame_ancestors)
+                headers.setdefault("content-security-policy", policy)
                 headers.update(_HEADERS)
             await send(message)
 
@@ -221,7 +224,8 @@ class RequestGuard:
         await self._app({**scope, "headers": headers}, receive, keep)
         scripts = _INLINE_SCRIPT.findall(html.decode())
         if len(scripts) == self._num_scripts:  # a script that a run smuggled in would add one
-            MutableHeaders(scope=start)["content-security-policy"] = content_policy(scripts)
+            policy = content_policy(scripts, frame_ancestors=self._access.frame_ancestors)
+            MutableHeaders(scope=start)["content-security-policy"] = policy
         await send(start)
         await send({"type": "http.response.body", "body": html})
 

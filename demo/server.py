@@ -172,6 +172,15 @@ class BoundedProtocol(H11Protocol):
             self._late = None
 
 
+UVICORN_OPTIONS: dict[str, Any] = {
+    "http": BoundedProtocol,
+    "ws": "none",
+    "backlog": 100,  # accepted at once, each of them a file, before the first is counted
+    "log_level": "error",  # a malformed request is the sender's mistake and takes no line
+    "server_header": False,
+}
+
+
 def launch(
     folders: Sequence[Path],
     *,
@@ -218,13 +227,4 @@ def launch(
     print(f"demo at {public_url or f'http://{place}:{port}'} (Ctrl-C ends it)", flush=True)
     if fresh:
         print(f"token: {fresh}", flush=True)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        http=BoundedProtocol,
-        ws="none",
-        backlog=100,  # accepted at once, each of them a file, before the first is counted
-        log_level="error",  # a malformed request is the sender's mistake and takes no line
-        server_header=False,
-    )
+    uvicorn.run(app, host=host, port=port, **UVICORN_OPTIONS)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
 ABOVE = {"train", "api", "cli", "__main__"}
-ABOVE_BUT_FOR = {"toy": {"train"}, "commands": {"train"}}
+ABOVE_BUT_FOR = {"toy": {"train"}, "commands": {"train"}, "notebook": {"train"}}
 # The room below all others, which every one of them may use, and every single file.
 GROUND = "config"
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.

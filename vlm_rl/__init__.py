@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vlm_rl.advantages import compute_advantages
     from vlm_rl.algorithms import ALGORITHMS, Algorithm
-    from vlm_rl.api import first_answer, grade, read_run, score
+    from vlm_rl.api import evaluate, first_answer, grade, read_run, score, show_demo, write_report
     from vlm_rl.errors import UserError
     from vlm_rl.grading.first_answer import FirstAnswer
     from vlm_rl.grading.grader import Grader
     from vlm_rl.hadw import Belief, difficulty_weights, update_belief
     from vlm_rl.losses import policy_loss, token_weights
     from vlm_rl.metrics import length_metrics
+    from vlm_rl.notebook.fit import fit
     from vlm_rl.run.directory import RunDirectory
     from vlm_rl.types import Grade, LossInputs
 
@@ -39,14 +40,18 @@ __all__ = [
     "UserError",
     "compute_advantages",
     "difficulty_weights",
+    "evaluate",
     "first_answer",
+    "fit",
     "grade",
     "length_metrics",
     "policy_loss",
     "read_run",
     "score",
+    "show_demo",
     "token_weights",
     "update_belief",
+    "write_report",
 ]
 
 _MODULES = {  # name -> the module that defines it
@@ -61,14 +66,18 @@ _MODULES = {  # name -> the module that defines it
     "UserError": "errors",
     "compute_advantages": "advantages",
     "difficulty_weights": "hadw",
+    "evaluate": "api",
     "first_answer": "api",
+    "fit": "notebook.fit",
     "grade": "api",
     "length_metrics": "metrics",
     "policy_loss": "losses",
     "read_run": "api",
     "score": "api",
+    "show_demo": "api",
     "token_weights": "losses",
     "update_belief": "hadw",
+    "write_report": "api",
 }
 
 

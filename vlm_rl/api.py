@@ -1,7 +1,7 @@
-"""Grade a response, find its first right statement, score a file and read a run from Python.
+"""Grade, score, read a run, evaluate a model, write a report and show the demo from Python.
 
-These functions are offered as `vlm_rl.grade`, `vlm_rl.first_answer`, `vlm_rl.score` and `vlm_rl.read_run`. None of
-them loads torch.
+These functions are offered by `vlm_rl` itself: `vlm_rl.grade`, `vlm_rl.read_run`, ... All but `evaluate` and
+`show_demo` load no torch. `vlm_rl.fit`, which trains, is in vlm_rl.notebook.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vlm_rl.data.golds import infer_answer_type
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
 from vlm_rl.grading.first_answer import FirstAnswer, find_first_answer
 from vlm_rl.grading.grader import Grader, GradeTask
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import AnswerType, Grade
+
+if TYPE_CHECKING:
+    from vlm_rl.demo.background import DemoServer
 
 
 def grade(
@@ -182,3 +185,93 @@ def read_run(path: str | Path) -> RunDirectory:
         UserError: there is no run in this folder.
     """
     return RunDirectory(path).open()
+
+
+def evaluate(
+    model: str | Path, data: str | Path | Sequence[str | Path], out: str | Path, **settings: Any
+) -> RunDirectory:
+    """Measure a model on prepared sets, as `vlm-rl eval` does.
+
+    Args:
+        model: a Hugging Face folder, ORG/NAME of the hub, or a run: RUN, RUN/60, RUN/best.
+        data: the sets.
+        out: folder for records and summaries. After an interruption the same call continues.
+        settings: options of the command by their names: samples=4, temperature=1.0, max_tokens=512, images="blank".
+
+    Returns:
+        The results: `evals()` has for each set its summary and its rows, and `vlm_rl.write_report` takes them.
+
+    Raises:
+        UserError: an unknown setting, and for model, sets and folder as the command; nothing is written then.
+    """
+    from argparse import ArgumentParser
+
+    from vlm_rl.commands.measuring import add_eval
+    from vlm_rl.errors import StoppedError
+    from vlm_rl.session.preflight import preflight_eval
+
+    parser = ArgumentParser()
+    add_eval(parser.add_subparsers())
+    options = parser.parse_args(["eval"])
+    known = {name for name in vars(options) if name not in ("command", "output", "model", "data", "out")}
+    for name, value in settings.items():
+        if name not in known:
+            hint = near(name, known, otherwise=f"known are {', '.join(sorted(known))}")
+            raise UserError(f"evaluate() has no setting {name!r}: {hint}")
+        setattr(options, name, Path(value) if name in ("reward", "judge_cache") else value)
+    options.out, options.data = Path(out), _paths(data)
+    options.model = preflight_eval(
+        Path(model), options.data, sampler=options.sampler, tensor_parallel=options.tensor_parallel
+    )
+    from vlm_rl.evaluation.command import evaluate_sets
+    from vlm_rl.planning.out_of_memory import advised, eval_memory_advice
+
+    try:
+        with advised(eval_memory_advice):
+            return evaluate_sets(options)
+    except StoppedError:
+        raise UserError(f"{out}: the evaluation was stopped; the same call continues it") from None
+
+
+def write_report(
+    runs: str | Path | RunDirectory | Sequence[str | Path | RunDirectory], out: str | Path = "report.html"
+) -> Path:
+    """Write one self-contained HTML page about runs or results, as `vlm-rl report` does, and return its path.
+
+    Args:
+        runs: their folders, or what `read_run`, `fit` and `evaluate` return.
+        out: the page.
+
+    Raises:
+        UserError: a folder is not a run's, or `out` cannot be written.
+    """
+    from vlm_rl.report.run_report import write_report as write
+
+    return write([read_run(folder) for folder in _folders(runs)], Path(out))
+
+
+def show_demo(
+    runs: str | Path | RunDirectory | Sequence[str | Path | RunDirectory], *, port: int = 0, height: int = 900
+) -> DemoServer:
+    """Serve the demo of runs in the background, and show it in the notebook.
+
+    Args:
+        runs: their folders, or what `read_run`, `fit` and `evaluate` return.
+        port: of 127.0.0.1; 0 takes a free one.
+        height: of the frame in the notebook, in pixels.
+
+    Returns:
+        The server, which a notebook shows as a frame: its `url`, and `close()`. The browser must run on this machine,
+        or reach the port of its loopback, as through `ssh -L`.
+
+    Raises:
+        UserError: there is nothing to show, or the port is taken.
+    """
+    from vlm_rl.demo.background import serve_in_background
+
+    return serve_in_background(_folders(runs), port=port, height=height)
+
+
+def _folders(runs: str | Path | RunDirectory | Sequence[str | Path | RunDirectory]) -> list[Path]:
+    listed = [runs] if isinstance(runs, str | Path | RunDirectory) else runs
+    return [run.path if isinstance(run, RunDirectory) else Path(run) for run in listed]

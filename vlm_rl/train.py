@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +36,21 @@ class GapError(RuntimeError):
     """Raised where sampler and learner disagree about the log-probs of the same tokens."""
 
 
-def train(config: Config, *, resume: bool = False, remark: Callable[[int], str] | None = None) -> None:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    remark: Callable[[int], str] | None = None,
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> None:
     """Train until config.train.steps rollout steps are done.
 
     Args:
         config: the run's configuration.
         resume: continue from the newest checkpoint that verifies.
-        remark: gives a line about a finished step, whose rollouts and metrics are written; rank 0 prints it.
+        remark: gives a line about a finished step, whose rollouts and metrics are written; rank 0 prints it, unless
+            it is empty.
+        functions: reward functions of this process, by the name behind cell: in their paths.
 
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
@@ -49,15 +59,15 @@ def train(config: Config, *, resume: bool = False, remark: Callable[[int], str] 
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
-    with Run(config, resume=resume) as run, Session(config, run) as session, run.checkpoints:
+    with Run(config, resume=resume) as run, Session(config, run, functions) as session, run.checkpoints:
         session.sync_weights()
         session.settle_tags()
         session.stop_if_asked(session.state())
         evaluate_if_due(session)
         while session.step < config.train.steps:
             train_step(session)
-            if remark is not None and rank() == 0:
-                session.recorder.note(remark(session.step))
+            if remark is not None and rank() == 0 and (text := remark(session.step)):
+                session.recorder.note(text)
             evaluate_if_due(session)
 
 

@@ -26,6 +26,7 @@ from vlm_rl.errors import UserError
 
 LOGIN_PATH = "/login"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOCAL_PAGES = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
 _TOKEN = re.compile(r"[!-~]{16,1000}")
 _LOGIN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -42,16 +43,30 @@ class Access:
         token: what a visitor must know; None lets in everybody who can reach the demo.
         open_wider: whether IP addresses and the machine's own names count as hosts, besides loopback.
         public_url: the address at which a reverse proxy offers the demo.
+        allows_local_frames: whether pages of this machine's loopback, such as a notebook, may show the demo in a
+            frame.
+
+    Attributes:
+        frame_ancestors: the pages that may show it in a frame, as its policy says it.
 
     Raises UserError for an invalid URL, and where others would be let in without a token.
     """
 
-    def __init__(self, *, token: str | None = None, open_wider: bool = False, public_url: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        open_wider: bool = False,
+        public_url: str = "",
+        allows_local_frames: bool = False,
+    ) -> None:
         self._public = _split(public_url)
         self.public_url = public_url.rstrip("/")
         if token is None and (open_wider or public_url):
             raise UserError("a demo that others can reach needs a token")
         self._token = token
+        self._allows_local_frames = allows_local_frames
+        self.frame_ancestors = _LOCAL_PAGES if allows_local_frames else "'none'"
         self._open_wider = open_wider
         self._own_names = (socket.gethostname().lower(), socket.getfqdn().lower()) if open_wider else ()
         self._session = secrets.token_urlsafe(32)  # the cookie's value: the token itself is not stored in browsers
@@ -61,7 +76,7 @@ class Access:
         """Raise HTTPException where the Host does not name this machine, or a different site's page asks.
 
         A GET of an image or a script has no Origin: there the browser says by Sec-Fetch-Site whose page asks. A link
-        may be followed from anywhere: it opens a page of its own.
+        may be followed from anywhere: it opens a page of its own. Whose frame may show one, the policy says.
         """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.host_allowed(host):
@@ -70,7 +85,8 @@ class Access:
         if origin not in (None, f"http://{host}", f"https://{host}", public):
             raise HTTPException(403, "foreign origin")
         asks = request.headers.get
-        follows_link = asks("sec-fetch-mode") == "navigate" and asks("sec-fetch-dest") == "document"
+        opened = ("document", "iframe") if self._allows_local_frames else ("document",)
+        follows_link = asks("sec-fetch-mode") == "navigate" and asks("sec-fetch-dest") in opened
         if asks("sec-fetch-site") in ("cross-site", "same-site") and not (follows_link and request.method == "GET"):
             raise HTTPException(403, "foreign site")
 

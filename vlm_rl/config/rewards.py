@@ -31,7 +31,7 @@ class FunctionConfig(RewardPartConfig):
     """A reward function of your own; docs/rewards.md gives its arguments."""
 
     path: str
-    """The function, as module.function."""
+    """The function, as module.function; cell:NAME is one that only the process has that called vlm_rl.fit."""
     on_failure: Literal["undecided", "stop"] = "undecided"
     """What follows where it fails: the response is treated as reward.undecided says, or the run stops."""
 

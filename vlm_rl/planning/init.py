@@ -113,6 +113,26 @@ def init(options: argparse.Namespace) -> None:
     print(f"  vlm-rl train {shlex.quote(str(file))} --dry-run{ranks}\n  {start}")
 
 
+def recipe_tree(
+    model: str, train: Sequence[Path], evaluated: Sequence[Path], *, template: str | None = None
+) -> dict[str, Any]:
+    """Return the sections of a recipe for a model, prepared sets and this machine.
+
+    Args:
+        model: as `vlm-rl init --model` takes it.
+        train: the sets to train on.
+        evaluated: the sets to evaluate on.
+        template: the run's data.template; None for the default.
+
+    Raises UserError where a set cannot be read, or nothing fits.
+    """
+    name, folder = _model(model)
+    options = argparse.Namespace(model=name, folder=folder, data=[*train], eval=[*evaluated], lora=False, gpus=None)
+    machine, facts = _machine(None, None, 1), _facts(options, template)
+    recipe, _ = fitting_recipe(options, machine, facts, out="runs/recipe")
+    return recipe.tree
+
+
 def _model(named: str) -> tuple[str, str]:
     """Return a model's name in the recipe, and the folder to read here: a model of the hub gets its commit.
 
@@ -141,12 +161,16 @@ def _machine(gpus: int | None, gigabytes: float | None, nodes: int) -> Machine:
 # -- the sets --------------------------------------------------------------------------------------
 
 
-def _facts(options: argparse.Namespace) -> DataFacts:
-    """Read the sets, as training will. Raises UserError where it would refuse them."""
+def _facts(options: argparse.Namespace, template: str | None = None) -> DataFacts:
+    """Read the sets, as training will. Raises UserError where it would refuse them.
+
+    `template` is data.template; None is the default.
+    """
     train, evaluated = [str(path) for path in options.data], [str(path) for path in options.eval]
     manifest = read_manifest(train[0])
     low, high = manifest.get("min_pixels", 3136), manifest.get("max_pixels", 1_003_520)
-    data = DataConfig(train=train, eval=evaluated, min_pixels=low, max_pixels=high)
+    how: dict[str, Any] = {} if template is None else {"template": template}
+    data = DataConfig(train=train, eval=evaluated, min_pixels=low, max_pixels=high, **how)
     problems = load_training_sets(data)
     others = [problem for loaded in load_eval_sets(data).values() for problem in loaded]
     builder = None

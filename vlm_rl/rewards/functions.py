@@ -27,6 +27,7 @@ from typing import Any
 from vlm_rl.config import RewardPartConfig
 from vlm_rl.data.stored_images import StoredImages
 from vlm_rl.errors import UserError
+from vlm_rl.rewards.cell_functions import CELL, CellFunction, cell_function
 from vlm_rl.rewards.function_worker import late
 from vlm_rl.rewards.part import GradedResponse, Part, PartVerdict, RewardSetup
 from vlm_rl.types import Call, Outcome, Problem
@@ -56,16 +57,17 @@ def open_function(name: str, setup: RewardSetup) -> Iterator[Part]:
 def open_functions(_: str, setup: RewardSetup) -> Iterator[Part]:
     """Yield a part for each of `reward.functions`, by the user's name. Raises UserError if one cannot be imported."""
     for name, section in setup.config.functions.items():
-        function = UserFunction(
-            section.path,
-            timeout=setup.config.function_timeout,
-            key=f"reward.functions.{name}.path",
-            stops_run=section.on_failure == "stop",
-        )
+        key, how = f"reward.functions.{name}.path", {"timeout": setup.config.function_timeout}
+        stops_run = section.on_failure == "stop"
+        if section.path.startswith(CELL):
+            own = cell_function(setup.functions, section.path, key)
+            function = CellFunction(own, key, **how, stops_run=stops_run)
+        else:
+            function = UserFunction(section.path, key=key, **how, stops_run=stops_run)
         yield replace(_part(name, section, function, setup), may_fail=True)
 
 
-def _part(name: str, section: RewardPartConfig, function: UserFunction, setup: RewardSetup) -> Part:
+def _part(name: str, section: RewardPartConfig, function: UserFunction | CellFunction, setup: RewardSetup) -> Part:
     def verdicts(responses: Sequence[GradedResponse]) -> list[PartVerdict]:
         calls = [response.call for response in responses]
         return [PartVerdict(outcome) for outcome in function.outcomes(calls, is_stopped=setup.is_stopped)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vlm_rl.config import RewardConfig, RewardPartConfig
 from vlm_rl.templates import Template
@@ -30,6 +31,7 @@ class RewardSetup:
     model_type: str  # the model's, which says what its coordinates mean
     judge_cache: Path  # folder of the judge's replies, where the configuration names none
     is_stopped: Callable[[], bool]  # whether the step is going to be abandoned: nothing is waited for then
+    functions: Mapping[str, Callable[..., Any]]  # of this process, by the name behind cell: in their paths
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from vlm_rl.config import RewardConfig
 from vlm_rl.errors import UserError, near
@@ -70,6 +72,7 @@ class RewardFunction:
         is_stopped: Callable[[], bool] = lambda: False,
         model_type: str = "",
         judge_cache: Path = Path("judge_cache"),
+        functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
         """Open the parts that are on. Raises UserError where one cannot be used.
 
@@ -81,13 +84,14 @@ class RewardFunction:
             is_stopped: tells whether the step is going to be abandoned. Functions and judge are then not waited for.
             model_type: the model's, which says what its coordinates mean.
             judge_cache: folder of the judge's replies, where the configuration names none.
+            functions: of this process, by the name behind cell: in their paths.
         """
         self._drops_undecided = config.undecided == "drop"
         self._has_group_length = config.group_length > 0
         self._template = template
         self._grader = grader
         self._parts: list[Part] = []
-        setup = RewardSetup(config, template, max_tokens, model_type, judge_cache, is_stopped)
+        setup = RewardSetup(config, template, max_tokens, model_type, judge_cache, is_stopped, functions)
         with ExitStack() as opened:
             for name, open_part in PARTS.items():
                 for part in open_part(name, setup):
@@ -181,7 +185,12 @@ class RewardFunction:
 
 
 def open_accuracy(
-    config: RewardConfig, *, template: Template, model_type: str, judge_cache: Path
+    config: RewardConfig,
+    *,
+    template: Template,
+    model_type: str,
+    judge_cache: Path,
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> AccuracyPart | None:
     """Open the part with the role accuracy alone, for an evaluation; None where the grader decides.
 
@@ -190,6 +199,7 @@ def open_accuracy(
         template: says where the answer is.
         model_type: the model's, which says what its coordinates mean.
         judge_cache: folder of the judge's replies, where the configuration names none.
+        functions: of this process, by the name behind cell: in their paths.
 
     Raises UserError where the part cannot be used.
     """
@@ -199,7 +209,7 @@ def open_accuracy(
     is_own = name in config.functions
     only = config.model_copy(update={"functions": {name: config.functions[name]}}) if is_own else config
     opener = "functions" if is_own else name
-    setup = RewardSetup(only, template, 0, model_type, judge_cache, lambda: False)
+    setup = RewardSetup(only, template, 0, model_type, judge_cache, lambda: False, functions)
     return AccuracyPart(next(iter(PARTS[opener](opener, setup))))
 
 

@@ -1,6 +1,7 @@
 """A run on disk and on the terminal.
 
 directory    read and write a run directory: the contract between training, report and demo
+plot         a run's curves as a figure, for notebooks
 configurations  a resume's against that of its run, and those of several ranks
 best         the best evaluated checkpoint, and how much lower the last one is
 rollout_row  a training response as it is stored

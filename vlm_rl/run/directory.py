@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -47,6 +47,11 @@ from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, ROLLOUT_SCHEMA, RolloutRow
 from vlm_rl.run.run_files import read_parquet, stored_columns, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vlm_rl.run.plot import RunPlot
 
 SFT_CONFIG = "sft.yaml"  # the configuration in the folder of a supervised run
 
@@ -265,6 +270,25 @@ class RunDirectory:
             for step, path in sorted(_step_files(folder, ".parquet").items())
             if path.with_suffix(".json").exists()
         ]
+
+    def metrics_frame(self) -> pd.DataFrame:
+        """Return the metrics as a data frame of pandas, one row per step."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self.metrics())
+        return frame if frame.empty else frame.set_index("step")
+
+    def plot(self, what: str = "length") -> RunPlot:
+        """Return a plot over the steps, which a notebook shows; it is a Figure of matplotlib.
+
+        Args:
+            what: length, reward, accuracy (of evaluations, with their 95 % intervals), or the name of a metric.
+
+        Raises UserError for a metric that the run did not log.
+        """
+        from vlm_rl.run.plot import plot_run
+
+        return plot_run(self.name, self.metrics(), self.evals(), what)
 
     def best(self) -> Best | None:
         """Return the best step on the first set of data.eval, evaluated and saved; None where none is evaluated.

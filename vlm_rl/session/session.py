@@ -6,10 +6,10 @@ vlm_rl.train holds the training loop and uses these parts. vlm_rl.session.run ho
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from vlm_rl.algorithms import resolve_algorithm
@@ -59,14 +59,21 @@ class SessionState:
 class Session:
     """The parts of one run. Use as a context manager: it closes engines and workers."""
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(
+        self, config: Config, run: Run, functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    ) -> None:
         """Build everything, cheap checks first; nothing is written before all of them have passed.
+
+        Args:
+            config: of the run.
+            run: has its folder.
+            functions: reward functions of this process, by the name behind cell: in their paths.
 
         Raises UserError for a mistake in configuration, data, model or run directory, and where another process
         writes into that directory.
         """
         stages = Stages()
-        self.config, self.run = config, run
+        self.config, self.run, self._functions = config, run, functions
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = run.join_ranks()
         self.problems, self.eval_sets = load_problems(config)
@@ -141,6 +148,7 @@ class Session:
             is_stopped=self.run.is_stopped,
             model_type=self.builder.config.model_type,
             judge_cache=self.run.directory.path / "judge_cache",
+            functions=self._functions,
         )
         reward.check_golds(self.problems)
         reward.check_names(config.algorithm.gdpo_weights, key="algorithm.gdpo_weights")
@@ -155,6 +163,7 @@ class Session:
             template=self.builder.template,
             model_type=self.builder.config.model_type,
             judge_cache=self.run.directory.path / "judge_cache",
+            functions=self._functions,
         )
         for problems in self.eval_sets.values():
             check_boxes(problems, part, remedy=BOX_REMEDY)
