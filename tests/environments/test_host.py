@@ -165,6 +165,13 @@ def test_a_class_that_cannot_be_used_is_refused(builder: PromptBuilder) -> None:
         pass
 
 
+def test_an_observation_before_the_first_turn_is_refused(builder: PromptBuilder) -> None:
+    with hosted(builder, f"{OWN}.Beginning") as host:
+        answer = say(opened(host, builder), builder, "hello")
+    assert not isinstance(answer, str)
+    assert "reset returned Observation, and must return None" in answer[0].error
+
+
 def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:
     call = written("image_zoom_in_tool", {"bbox_2d": [0, 0, 56, 56]}, "fenced")
     with hosted(builder, "zoom", max_images=1, max_observed_tokens=80, max_pixels=28 * 28 * 9) as host:

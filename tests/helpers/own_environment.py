@@ -68,6 +68,14 @@ class Bad(Counter):
         return await super().step(text)
 
 
+class Beginning(Counter):
+    """Would like to show something before the first turn."""
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:  # type: ignore[override]
+        await super().reset(problem, seed)
+        return Observation("welcome")
+
+
 class Sync:
     def reset(self, problem: Problem, seed: int) -> None: ...
     def step(self, text: str) -> None: ...

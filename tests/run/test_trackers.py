@@ -5,7 +5,9 @@ Clients that are not installed are skipped; docs/trackers.md says how an environ
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 import math
 import os
 import signal
@@ -13,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.example_run import build_run, square_image
@@ -94,6 +98,21 @@ def test_a_table_shows_the_text_of_responses_as_it_is(run) -> None:
     assert all(line.count("|") == 2 + 9 - 1 for line in table.splitlines())
     assert "&lt;img src=x" in table and "<img" not in table and "&lt;think&gt;" in table
     assert "&#124; `code`<br>Which?" in table and "| 9 |" in table
+
+
+def test_an_episode_is_a_conversation_beside_its_crops(run) -> None:
+    crop = base64.b64encode(square_image(["blue"] * 9)).decode()
+    seen = {"tool": "zoom", "text": "", "error": "", "images": [crop, "AAAA"]}  # the second is no image
+    turns = [{"text": "let me look", "tokens": 3, "answer": seen}, {"text": "nine", "tokens": 1, "ending": "done"}]
+    for step, column in ((2, json.dumps(turns)), (4, "[3]")):  # the second was written by somebody else
+        path = run.path / "rollouts" / f"step-{step:06d}.parquet"
+        table = pq.read_table(path).drop_columns("turns")
+        pq.write_table(table.append_column("turns", pa.array([column] * len(table))), path)
+    mirror(run)
+    events = events_of(run)
+    assert text_of(events, "samples", 0).count("let me look<br><br>[zoom: an image, an image]<br><br>nine") == 8
+    assert "&lt;think&gt;" in text_of(events, "samples", 1)
+    assert [image.width for image in events.Images("samples/1")] == [84 + 4 + 84, 84]
 
 
 def test_a_resume_continues_the_same_run_and_sends_each_step_once(run) -> None:

@@ -91,7 +91,11 @@ async def _step(asked: Asked) -> Observation | Done:
     environment, seen = _episodes.pop(asked.key, (None, 0))
     if environment is None or seen != len(asked.before):
         environment = load(asked.path)(**asked.options)
-        await environment.reset(asked.problem, asked.seed)
+        if (shown := await environment.reset(asked.problem, asked.seed)) is not None:
+            raise TypeError(
+                f"reset returned {type(shown).__name__}, and must return None: an episode begins with the problem's "
+                "question and images"
+            )
         for earlier in asked.before:
             await environment.step(earlier)
     try:

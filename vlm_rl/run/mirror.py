@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
 from vlm_rl.run.trackers.registry import TRACKERS
 from vlm_rl.run.trackers.tracker import LoggedSample, TrackedRun, Tracker
+from vlm_rl.run.turn_record import StoredTurn, conversation, read_turns
 
 POLL_SECONDS = 1.0
 END_SECONDS = 30.0  # after the run has ended
 NUM_SAMPLES = 8  # rows of a table
 MAX_CHARACTERS = 4000  # of a question or response
 MAX_SIDE = 256  # pixels of an image
+_GAP = 4  # pixels between images
 
 # Of a summary: how the numbers came about.
 _SETTINGS = {"sampling", "seed", "step", "policy_version", "num_ranks", "min_pixels", "max_pixels", "versions"}
@@ -57,6 +59,7 @@ class _ShownRow:
     reason: str
     reward: float
     length: int
+    turns: str = ""
 
 
 @dataclass
@@ -194,12 +197,14 @@ class Mirror:
 
     def _sample(self, row: _ShownRow) -> LoggedSample:
         image, question, gold = self._problem(row.prompt_id)
+        turns = _turns_of(row)
+        seen = [_opened(data) for turn in turns for data in turn.images]
         return LoggedSample(
             problem=row.prompt_id,
-            image=image,
+            image=_side_by_side([picture for picture in (image, *seen) if picture is not None]),
             question=shortened(question, MAX_CHARACTERS),
             gold=shortened(gold, MAX_CHARACTERS),
-            response=shortened(row.text, MAX_CHARACTERS),
+            response=shortened(conversation(turns) or row.text, MAX_CHARACTERS),
             verdict=row.verdict,
             reason=row.reason or "",
             reward=row.reward,
@@ -221,6 +226,33 @@ class Mirror:
         if image is not None:
             image.thumbnail((MAX_SIDE, MAX_SIDE))
         return image, question, gold
+
+
+def _turns_of(row: _ShownRow) -> list[StoredTurn]:
+    try:
+        return read_turns(row.turns)
+    except UserError:  # written by somebody else: the last turn is in `text`
+        return []
+
+
+def _opened(data: bytes) -> Image.Image | None:
+    try:
+        return decode_image(data, where="a turn")
+    except UserError:
+        return None
+
+
+def _side_by_side(pictures: Sequence[Image.Image]) -> Image.Image | None:
+    """Return the problem's picture with those that the environment showed to its right."""
+    if len(pictures) < 2:
+        return pictures[0] if pictures else None
+    width = sum(picture.width for picture in pictures) + _GAP * (len(pictures) - 1)
+    strip = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+    left = 0
+    for picture in pictures:
+        strip.paste(picture, (left, 0))
+        left += picture.width + _GAP
+    return strip
 
 
 def _problems_of(sets: list[str]) -> Iterator[tuple[str, tuple[ImageColumn, int, str, str]]]:

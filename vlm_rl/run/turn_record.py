@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +62,17 @@ def read_turns(column: str | None) -> list[StoredTurn]:
         raise UserError(
             f"column turns: {place}: {first['msg']}, but the value is {str(first['input'])[:80]!r}; evaluate again"
         ) from None
+
+
+def conversation(turns: Sequence[StoredTurn]) -> str:
+    """Return an episode as plain text: what the policy said, and in brackets what it was answered."""
+    parts = []
+    for turn in turns:
+        parts.append(turn.text)
+        shown = [turn.answer] * bool(turn.answer) + ["an image"] * len(turn.images)
+        if shown:
+            parts.append(f"[{turn.tool or 'the environment'}: {', '.join(shown)}]")
+    return "\n\n".join(parts)
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -38,10 +38,10 @@ class LoggedSample:
     """A row of a tracker's table: a stored response beside its problem."""
 
     problem: str
-    image: Image.Image | None  # the problem's first, small
+    image: Image.Image | None  # the problem's first, small; beside it what an environment showed
     question: str  # "" where the prepared set is no longer there; so is the gold
     gold: str
-    response: str
+    response: str  # of an episode the whole conversation
     verdict: str
     reason: str
     reward: float
