@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,21 +52,22 @@ def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
 
 
 def make_tiny_sets(out: Path, names: Sequence[str]) -> list[str]:
-    """Make a training set of 16 problems, `train`, and sets of four with these names; return the tokenizer's texts.
+    """Make a training set of 16 problems, `train`, and sets with these names; return the tokenizer's texts.
 
-    `livecodebench` has programs, every other set has squares. Sets that are there stay.
+    `livecodebench` has four programs. The other sets have squares: five problems, six, and so on. Sets that are there
+    stay.
     """
     raw = out / "raw"
     if not raw.is_dir():
-        SQUARES.write(raw, seed=0, train=16, heldout=4, warm=1, mixture=0)
+        SQUARES.write(raw, seed=0, train=16, heldout=5 + len(names), warm=1, mixture=0)
         _write_programs(raw / "livecodebench")
-    for name, split in [("train", "train"), *((name, "heldout") for name in names)]:
+    for name, split, count in [("train", "train", 16), *((name, "heldout", 5 + n) for n, name in enumerate(names))]:
         if (out / name / "manifest.json").is_file():
             continue
         if name == "livecodebench":
             prepare(name, raw / name, out / name, Options(split="release_v1"))
         else:
-            prepare("virl39k", raw / split, out / name, DRAWN)
+            prepare("virl39k", raw / split, out / name, replace(DRAWN, limit=count))
     return SQUARES.tokenizer_texts()
 
 

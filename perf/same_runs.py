@@ -107,7 +107,7 @@ OPENING = (
         "eval compare eval-lora eval-lora-2 --json compared-lora.json",
     ),
 )
-TIMES = ("timing/", "step_time", "verifier/")  # these differ from run to run
+TIMES = ("timing/", "step_time", "verifier/", "speed/")  # these differ from run to run
 UNCOMPARED = (*TIMES, "versions/code", "config_sha256")
 Results = dict[str, Any]  # name of a value -> the value
 

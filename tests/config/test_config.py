@@ -66,7 +66,7 @@ def test_the_page_of_the_papers_names_every_run_of_theirs() -> None:
     named = {CONFIGS.parent / name for pattern in patterns for name in choices(pattern)}
     assert all(path.is_file() for path in named)
     papers = {path for path in (CONFIGS / "papers").rglob("*.yaml") if path.stem != "base"}
-    assert papers <= named and len(papers) == 18 + 12 + 7 and len(named) == 18 + 12 + 7
+    assert papers <= named and len(papers) == 18 + 12 + 9 and len(named) == 18 + 12 + 9
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,14 @@ def test_the_page_of_the_papers_names_every_run_of_theirs() -> None:
         *((f"qwen2.5_7b_{rule}", f"dapo_math_{rule}_qwen2.5_7b_text") for rule in ("gspo", "luspo")),
     ],
 )
-def test_luspos_runs_are_the_shipped_recipes_in_a_different_folder(own: str, shipped: str) -> None:
-    added = [] if "vl" in own else ["data.eval=[data/aime24,data/math500]", "eval.every=25"]
+def test_luspos_runs_are_the_shipped_recipes_as_long_as_printed(own: str, shipped: str) -> None:
+    """With GSPO at the paper's one clip, and text evaluated on AIME24 as avg@32."""
+    added = ["train.steps=700"]
+    if "vl" not in own:
+        aime = "eval.by_set.aime24={samples: 32, temperature: 1.0, top_p: 0.7}"
+        added = ["train.steps=140", "data.eval=[data/aime24,data/math500]", "eval.every=10", aime]
+    if "gspo" in own:
+        added += ["algorithm.clip_low=2e-3", "algorithm.clip_high=2.5e-3"]
     recipe = load_config(CONFIGS / f"{shipped}.yaml", [f"out=runs/papers/luspo/{own}", *added])
     assert load_config(CONFIGS / "papers" / "luspo" / f"{own}.yaml") == recipe
 
@@ -580,3 +586,17 @@ def test_the_toy_configuration_is_the_quickstarts() -> None:
     model = folder / "warm-model"
     quick = quickstart_config(toy, model, Path("runs/toy"), seed=0, sampler="auto", algorithm="luspo")
     assert load_config(CONFIGS / "toy.yaml") == quick
+
+
+def test_a_set_may_be_sampled_in_its_own_way(minimal: Path) -> None:
+    sets = ["data.eval=[data/aime24, data/math500]", "eval.every=5"]
+    config = load_config(minimal, [*sets, "eval.top_p=0.9", "eval.by_set.aime24={samples: 32, temperature: 1}"])
+    assert config.eval.sampling("aime24") == (32, 1.0, 0.9)
+    assert config.eval.sampling("math500") == (1, 0.0, 0.9)
+    for changes, told in (
+        ("eval.by_set.aime25.samples=1", r"eval\.by_set\.aime25.* did you mean 'aime24'\?"),
+        ("eval.by_set.math500.samples=4", r"by_set\.math500: greedy decoding .* not 4"),
+        ("eval.by_set.math500.k=4", r"eval\.by_set\.math500\.k"),
+    ):
+        with pytest.raises(UserError, match=told):
+            load_config(minimal, [*sets, changes])

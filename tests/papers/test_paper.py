@@ -40,7 +40,7 @@ from vlm_rl.templates import TEMPLATES
 
 @cache
 def runs_of(name: str) -> list[PlannedRun]:
-    """Return the runs of a paper; reading 37 files takes a second."""
+    """Return the runs of a paper; reading 39 files takes a second."""
     return plan_runs(PAPERS[name], CONFIGS)
 
 
@@ -52,13 +52,13 @@ def headline_runs() -> list[tuple[Paper, PlannedRun]]:
     return [(paper, one) for paper, one in all_runs() if not one.run.changes and paper.key != "hadw-ablations"]
 
 
-def test_all_37_rows_resolve_plan_and_dry_run() -> None:
+def test_all_39_rows_resolve_plan_and_dry_run() -> None:
     """Each is a file of its own, a recipe of test_dry_run, and trains by a command; so is every file for a paper."""
     files = {one.file for _, one in headline_runs()}
-    assert len(headline_runs()) == len(files) == 37
+    assert len(headline_runs()) == len(files) == 39
     assert files <= {*RECIPES, *PAPER_RECIPES}
     assert {path for path in PAPER_RECIPES if path.stem != "base"} <= files
-    assert len({one.planned.config.out for _, one in headline_runs()}) == 37
+    assert len({one.planned.config.out for _, one in headline_runs()}) == 39
     for paper, one in all_runs():
         config = one.planned.config
         resolve_algorithm(config.algorithm)
@@ -77,13 +77,41 @@ def test_rows_differ_in_what_their_names_say() -> None:
     assert polaris == {key for key in by_name if "Polaris" in key[1]} and len(polaris) == 6
 
 
-def test_the_text_runs_with_grpo_differ_from_those_with_gspo_in_the_algorithm_alone() -> None:
-    by_title = {one.run.title: one.planned.config.model_dump() for one in runs_of("luspo-text")}
-    for model in PAPERS["luspo-text"].models:
-        grpo, gspo = by_title[f"{model} GRPO"], by_title[f"{model} GSPO"]
-        assert grpo["algorithm"].pop("name") == "grpo" and gspo["algorithm"].pop("name") == "gspo"
-        assert Path(grpo.pop("out")).name == Path(gspo.pop("out")).name.replace("gspo", "grpo")
-        assert grpo == gspo
+@pytest.mark.parametrize("name", ["luspo-vl", "luspo-text", "luspo-mix"])
+def test_the_rows_of_luspo_differ_in_the_algorithm_alone(name: str) -> None:
+    """GSPO twice: with the one clip that the paper prints, and with that of its own paper."""
+    clips = {"GRPO": (0.2, 0.2), "GSPO": (2e-3, 2.5e-3), "GSPO, its own clip": (3e-4, 4e-4), "LUSPO": (2e-3, 2.5e-3)}
+    runs = {one.run.title: one.planned.config for one in runs_of(name)}
+    for model in PAPERS[name].models:
+        shared = []
+        for rule in [rule for rule in clips if f"{model} {rule}" in runs]:
+            config = runs[f"{model} {rule}"]
+            row = resolve_algorithm(config.algorithm)
+            name_and_clip = (config.algorithm.name, row.clip_low, row.clip_high)
+            assert name_and_clip == (rule.partition(",")[0].lower(), *clips[rule])
+            algorithm = config.algorithm.model_copy(update={"name": "", "clip_low": None, "clip_high": None})
+            shared.append(config.model_copy(update={"out": "", "algorithm": algorithm}))
+        assert len(shared) == (2 if name == "luspo-mix" else 4) and all(config == shared[0] for config in shared)
+
+
+def test_the_runs_of_luspo_are_as_long_and_as_wide_as_printed() -> None:
+    """Steps to which the paper's curves go, 20 rollout steps of warm-up, 4 x 8 cards for the mixture of experts, and
+    AIME24 as avg@32 every 10 steps."""
+    steps = {
+        ("luspo-vl", "Qwen2.5-VL-7B-Instruct"): (700, 1),
+        ("luspo-mix", "Qwen2.5-VL-7B-Instruct"): (500, 1),
+        ("luspo-text", "Qwen2.5-7B"): (140, 1),
+        ("luspo-text", "Qwen3-30B-A3B-Instruct-2507"): (50, 4),
+    }
+    for paper, one in all_runs():
+        if paper.key.startswith("luspo"):
+            config = one.planned.config
+            assert (config.train.steps, one.run.num_nodes) == steps[paper.key, one.run.model]
+            assert config.train.warmup_rollout_steps == 20
+            if paper.key == "luspo-text":
+                assert config.eval.every == 10
+                assert config.eval.sampling("aime24") == (32, 1.0, 0.7)
+                assert config.eval.sampling("math500") == (1, 0.0, 1.0)
 
 
 def test_commands_for_the_figures_of_hadw_ask_as_its_runs_do() -> None:
@@ -195,16 +223,15 @@ def test_published_numbers_are_of_rows_and_columns_that_exist() -> None:
     """A number with a wrong digit would move the mean of its row away from the average that the paper prints."""
     for paper in PAPERS.values():
         rows = {(run.model, run.rule) for run in paper.runs} | {(model, BASE) for model in paper.models}
-        gains = {(gain.model, rule) for gain in paper.gains for rule in (gain.rule, gain.over)}
-        assert paper.published.keys() | paper.averages.keys() | paper.lengths.keys() | gains <= rows
+        assert paper.published.keys() | paper.averages.keys() | paper.lengths.keys() <= rows
         columns = {column.benchmark for column in paper.columns}
         assert {name for numbers in paper.published.values() for name in numbers} <= columns
-        assert {gain.benchmark for gain in paper.gains} <= columns
         for key, numbers in paper.published.items():
-            if key in paper.averages and len(numbers) == len(columns):  # printed averages agree with printed cells
+            if key in paper.averages:  # printed averages agree with printed cells
                 mean = sum(numbers.values()) / len(numbers)
                 assert mean == pytest.approx(paper.averages[key], abs=0.0501), key
-    assert all(PAPERS[name].averages.keys() == PAPERS[name].published.keys() for name in ("luspo-vl", "hadw"))
+    for name in ("luspo-vl", "luspo-mix", "hadw"):
+        assert PAPERS[name].averages.keys() == PAPERS[name].published.keys()
 
 
 def summary(score: float, **more: Any) -> dict[str, Any]:
@@ -242,10 +269,8 @@ def test_the_table_holds_the_number_that_papers_print(tmp_path: Path) -> None:
     assert all(f"- {item}" in text for item in paper.differs)
 
 
-def test_published_averages_lengths_and_differences_stand_beside_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a source gives no cells: BA's averages, and what LUSPO gains over GSPO on text, with the lengths."""
+def test_published_averages_and_lengths_stand_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BA's averages, of which no source gives the cells, and LUSPO's text rows, where some cells are printed."""
     monkeypatch.chdir(tmp_path)
     ba = PAPERS["ba"]
     text = as_markdown(make_table(ba, table_rows(ba, runs_of("ba"), tmp_path)))
@@ -256,20 +281,20 @@ def test_published_averages_lengths_and_differences_stand_beside_ours(
 
     paper = PAPERS["luspo-text"]
     rows = table_rows(paper, runs_of(paper.key), tmp_path)
-    assert [row.rule for row in rows[:4]] == [BASE, "GRPO", "GSPO", "LUSPO"]
-    for row, score, length in zip(rows[2:4], (0.25, 0.375), (100.0, 1400.0), strict=True):
+    assert [row.rule for row in rows[:5]] == [BASE, "GRPO", "GSPO", "GSPO, its own clip", "LUSPO"]
+    for row, score, length in zip((rows[2], rows[4], rows[-1]), (0.25, 0.375, 0.5), (100, 1400, 9), strict=True):
         results = RunDirectory(row.results)
         results.path.mkdir(parents=True)
-        for column in paper.columns:  # the published lengths are of AIME24
+        for place, column in enumerate(paper.columns):  # the published lengths are of AIME24
             own = length if column.benchmark == "aime24" else 7.0
-            results.write_eval(column.folder, 3, [], summary(score, mean_length=own))
+            results.write_eval(column.folder, 3, [], summary(score + place / 16, mean_length=float(own)))
     table = make_table(paper, rows)
     text = as_markdown(table)
-    assert "| Qwen2.5-7B | LUSPO - GSPO | MATH500 | +7.4 / +12.5 |" in text
-    assert "| Qwen3-30B-A3B-Instruct-2507 | LUSPO - GSPO | AIME24 | +6.9 / not measured |" in text
-    assert "| no source / 37.5 | 3,940 / 1,400 |" in text and "| no source / 25.0 | 2,611 / 100 |" in text
+    assert "| 41.3 / 46.9 | 3,940 / 1,400 |" in text and "| 37.3 / 34.4 | 2,611 / 100 |" in text
     assert "(n 8, 1,400 tokens)" in text and "(n 8, 7 tokens)" in text and "mean length, AIME24" in text
-    assert table["rows"][-1]["cells"][2] == {"published": 76.3, "ours": None}
+    # Of the mixture AIME24 and AIME25 alone are printed: (.5625 + .625) / 2 stands beside (83.6 + 76.3) / 2.
+    assert table["rows"][-1]["average"] == {"published": 80.0, "ours": pytest.approx(59.375), "columns": 2}
+    assert "| 80.0 / 59.4 (of 2) |" in text
 
 
 @pytest.fixture
@@ -312,7 +337,7 @@ def test_what_is_refused(
     vision = ["luspo-vl", "--configs", CONFIGS]
     missing = len({*downloads(PAPERS["luspo-vl"])})
     for words, expected in (
-        (["ppo"], "known: luspo-vl, luspo-text, ba, hadw, hadw-ablations"),
+        (["ppo"], "known: luspo-vl, luspo-text, luspo-mix, ba, hadw, hadw-ablations"),
         (["ba"], "give --configs FOLDER"),
         (["ba", "--plan", "--train"], "give one of them"),
         (["ba", "--ranks", "0"], "--ranks is 0"),
@@ -348,11 +373,12 @@ def test_what_is_printed_does_what_the_command_would(
     lines = [line.split("] ", 1)[1] for line in text.splitlines() if line.startswith("[to do]")]
     assert code == 0 and all(line.startswith("vlm-rl ") for line in lines)  # one rank of one node
     tiny = Path("runs/papers/luspo-text-tiny")
-    for line, run in zip((line for line in lines if " train " in line), runs_of("luspo-text"), strict=True):
+    trains = [line for line in lines if " train " in line]
+    for place, (line, run) in enumerate(zip(trains, runs_of("luspo-text"), strict=True)):
         _, _, file, *changes = shlex.split(line)
         config = load_config(file, changes)
         assert Path(file) == run.file and config.model.path == str(tiny / "tiny-model")
-        assert config.train.steps == 2 and Path(config.out) == tiny / run.planned.out.name
+        assert config.train.steps == 2 + place and Path(config.out) == tiny / run.planned.out.name
     assert lines[-1] == f"vlm-rl paper luspo-text --tiny --configs {CONFIGS} --table"
 
 
@@ -399,8 +425,15 @@ def test_sigterm_reaches_the_command_that_runs_and_is_waited_for(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[int, str]]) -> None:
-    """Three runs and four evaluations, then the same command again, which finds everything done."""
+def test_the_whole_of_it_on_toy_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
+) -> None:
+    """Three runs and four evaluations, then the same command again, which finds everything done.
+
+    Each row has a number of steps of its own and each column a number of problems: exchanged ones would show.
+    """
+    paper = PAPERS["luspo-vl"]
+    monkeypatch.setitem(PAPERS, "luspo-vl", replace(paper, runs=[run for run in paper.runs if "," not in run.rule]))
     words = ["paper", "luspo-vl", "--tiny", "--configs", CONFIGS, "--out", tmp_path / "tiny"]
     stages = ["--prepare", "--train", "--eval", "--table"]
     code, text = said(*words, *stages)
@@ -408,10 +441,10 @@ def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[i
     table = json.loads((tmp_path / "tiny" / "table.json").read_text())
     assert [row["rule"] for row in table["rows"]] == [BASE, "GRPO", "GSPO", "LUSPO"]
     assert "say nothing about the paper" in table["note"]
-    for row in table["rows"]:
-        for cell in row["cells"]:
-            assert cell["ours"]["n"] == 4 and cell["ours"]["step"] == (0 if row["rule"] == BASE else 2)
-            assert cell["ours"]["mean_length"] <= 14
+    for row, step in zip(table["rows"], (0, 2, 3, 4), strict=True):
+        assert [cell["ours"]["n"] for cell in row["cells"]] == [5, 6, 7, 8, 9, 10]
+        assert {cell["ours"]["step"] for cell in row["cells"]} == {step}
+        assert all(cell["ours"]["mean_length"] <= 14 for cell in row["cells"])
     algorithms = [
         RunDirectory(tmp_path / "tiny" / f"qwen2.5_vl_7b_{rule}").config().algorithm.name
         for rule in ("grpo", "gspo", "luspo")
@@ -428,11 +461,11 @@ def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[i
 def test_a_row_of_another_paper_on_toy_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
 ) -> None:
-    """One run of two nodes on divided engines and its model before training; programs have a rule of their own."""
+    """One run of four nodes on divided engines and its model before training; programs have a rule of their own."""
     name, title = "luspo-text", "Qwen3-30B-A3B-Instruct-2507 LUSPO"
     paper = PAPERS[name]
     (run,) = (run for run in paper.runs if run.title == title)
-    monkeypatch.setitem(PAPERS, name, replace(paper, runs=[run], gains=()))
+    monkeypatch.setitem(PAPERS, name, replace(paper, runs=[run]))
     out = tmp_path / "tiny"
     words = ["paper", name, "--tiny", "--configs", CONFIGS, "--out", out]
     code, text = said(*words, "--prepare", "--train", "--eval", "--table")
@@ -440,7 +473,7 @@ def test_a_row_of_another_paper_on_toy_data(
     table = json.loads((out / "table.json").read_text())
     assert [(row["model"], row["rule"]) for row in table["rows"]] == [(run.model, BASE), (run.model, run.rule)]
     for row in table["rows"]:
-        assert [cell["ours"]["n"] for cell in row["cells"]] == [4] * len(paper.columns)
+        assert [cell["ours"]["n"] for cell in row["cells"]] == [5, 6, 7, 8]
         assert {cell["ours"]["step"] for cell in row["cells"]} == {0 if row["rule"] == BASE else 2}
     shipped = load_config(CONFIGS / run.config, run.changes)
     folder = out / Path(shipped.out).name

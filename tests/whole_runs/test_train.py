@@ -446,7 +446,7 @@ def test_every_key_is_read(toys: Toys) -> None:
             "data": {"train": [str(benchmark)], "allow_test_rows": True, "eval": [str(toys.heldout)]},
             "train": {"optimizer": "adamw", "schedule": "cosine", "warmup_steps": 1, "steps": 1},
             "log": {"samples_every": 1, "trackers": ["tensorboard"]},
-            "eval": {"every": 1},
+            "eval": {"every": 1, "by_set": {"heldout": {"samples": 2, "temperature": 1.0}}},
         },
         "sgd": {
             "algorithm": {"name": "dapo", "distillation": {"teacher": str(toys.random_model), "top_k": 4}},
@@ -472,6 +472,7 @@ def test_every_key_is_read(toys: Toys) -> None:
         assert result.code == (EXIT_STOPPED if name == "server" else 0), result.output[-3000:]
         read |= set(json.loads(out.read_text()))
     assert all_keys(Config) - read == REFUSED_UNLESS_DEFAULT
+    assert [result.summary["k"] for result in toys.run("keys-adamw").evals()] == [2, 2]
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", "0.5"), ("top_k", "5")])

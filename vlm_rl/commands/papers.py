@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_paper(commands: Commands) -> None:
     paper = commands.add_parser("paper", help="make a paper's table: print or run its commands in order, and resume")
-    paper.add_argument("paper", help="luspo-vl, luspo-text, ba, hadw or hadw-ablations")
+    paper.add_argument("paper", help="luspo-vl, luspo-text, luspo-mix, ba, hadw or hadw-ablations")
     paper.add_argument("--plan", action="store_true", help="print what is missing and every command (the default)")
     paper.add_argument("--prepare", action="store_true", help="prepare the data sets that are missing")
     paper.add_argument("--train", action="store_true", help="train the runs that are missing, one after the other")
@@ -64,10 +64,10 @@ def _given(options: argparse.Namespace) -> list[str]:
     return words
 
 
-def _moved_sets(data: Path) -> Callable[[Config], list[str]]:
+def _moved_sets(data: Path) -> Callable[[int, Config], list[str]]:
     """Return a function whose changes have the runs take their sets from `data`, where --prepare puts them."""
 
-    def changes(config: Config) -> list[str]:
+    def changes(_: int, config: Config) -> list[str]:
         if data == Path("data"):  # where the shipped configurations have them
             return []
         moved = {
@@ -81,7 +81,11 @@ def _moved_sets(data: Path) -> Callable[[Config], list[str]]:
 
 
 def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
-    """Return a setup whose runs keep the paper's algorithms and rewards, on toy data and a tiny model below `out`."""
+    """Return a setup whose runs keep the paper's algorithms and rewards, on toy data and a tiny model below `out`.
+
+    Each run has a number of steps of its own, and each set a number of problems: a table whose rows or columns were
+    exchanged would show it.
+    """
     from vlm_rl.data_prep.quickstart_data import make_tiny_sets
     from vlm_rl.papers.command import Setup
     from vlm_rl.study.launch import visible_cards
@@ -89,7 +93,7 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
 
     model, data, ranks = out / "tiny-model", out / "data", options.ranks or 1
 
-    def changes(config: Config) -> list[str]:
+    def changes(place: int, config: Config) -> list[str]:
         tiny = {
             "out": out / Path(config.out).name,
             "model.path": model,
@@ -103,11 +107,12 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
             "rollout.responses_per_prompt": 4,
             "rollout.max_tokens": 14,
             "rollout.tensor_parallel": 1,
-            "train.steps": 2,
+            "train.steps": 2 + place,
             "train.mini_batch_prompts": 2,
             "train.micro_batch_tokens": 600,
             "train.zero_stage": 2,
             "eval.every": 0,
+            "eval.by_set": "{}",
             "checkpoint.every": 2,
         }
         return [f"{key}={value}" for key, value in tiny.items()]

@@ -6,6 +6,7 @@
     policy          the sections model and data
     rewards         the section reward
     environments    the section environment
+    evaluation      the section eval
     engines         what DeepSpeed's and vLLM's own options may not set
     training        all other sections, and the whole of a training run
     sft             the whole of a supervised fine-tuning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,9 +12,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from vlm_rl.config.base import ConfigSection, Fraction, FractionBelowOne
 from vlm_rl.config.engines import deepspeed_conflicts, vllm_conflicts
 from vlm_rl.config.environments import EnvironmentConfig
+from vlm_rl.config.evaluation import EvalConfig
 from vlm_rl.config.names import is_server_address
 from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
+from vlm_rl.errors import near
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 # What a resume may change; any other change would make it a different run.
@@ -401,27 +404,6 @@ class TrainConfig(ConfigSection):
         return options.get("device", "none") if isinstance(options, dict) else "none"
 
 
-class EvalConfig(ConfigSection):
-    """Evaluation during training."""
-
-    every: NonNegativeInt = 0
-    """Rollout steps between evaluations on data.eval; 0 switches them off."""
-    samples: PositiveInt = 1
-    """k of avg@k; with temperature 0 it must be 1."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature; 0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens that together have this probability; 1: from all."""
-    max_tokens: PositiveInt | None = None
-    """Longest response in tokens; null: rollout.max_tokens."""
-
-    def conflicts(self) -> Iterator[str]:
-        if self.temperature == 0 and self.samples != 1:
-            yield (
-                f"greedy decoding (temperature 0) always gives the same answer: samples must be 1, not {self.samples}"
-            )
-
-
 class CheckpointConfig(ConfigSection):
     """When checkpoints are written, and which are kept."""
 
@@ -522,6 +504,10 @@ class Config(ConfigSection):
                 "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
             )
         yield from conflicts_of_4bit(self.model, self.train)
+        known = [Path(path).name for path in self.data.eval]
+        for name in sorted(self.eval.by_set.keys() - {*known}) if known else ():
+            hint = near(name, known, otherwise=f"it has {', '.join(known)}")
+            yield f"eval.by_set.{name}: data.eval has no set of this name; {hint}"
         if self.model.fused_head and self.algorithm.distillation.top_k:
             yield (
                 f"model.fused_head is true, and algorithm.distillation.top_k is {self.algorithm.distillation.top_k}: "

@@ -6,7 +6,7 @@ A published number is a share in percent, a length in tokens. Where no source at
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 
@@ -48,17 +48,6 @@ class PaperRun:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedGain:
-    """A difference of two rows that is published without the rows' own numbers."""
-
-    model: str
-    rule: str
-    over: str  # the rule of the other row
-    benchmark: str
-    points: float
-
-
-@dataclass(frozen=True, slots=True)
 class Paper:
     """A table of a paper."""
 
@@ -76,7 +65,6 @@ class Paper:
     has_own_average: bool = True  # whether its columns are those of the published averages
     lengths: Mapping[tuple[str, str], float] = field(default_factory=dict)  # mean tokens of a response
     lengths_of: str = ""  # the benchmark that these are of; "" for all columns
-    gains: Sequence[PublishedGain] = ()
 
     @property
     def models(self) -> list[str]:
@@ -117,12 +105,29 @@ def _numbers(columns: Sequence[TableColumn], *values: float) -> dict[str, float]
 _MIXTURE = "Qwen3-30B-A3B-Instruct-2507"
 _HARNESS = "the paper names no harness and no template; here it is strict, by the protocols of vlm-rl eval protocols"
 
+
+def _with_own_clip(run: PaperRun) -> PaperRun:
+    """Return a run of GSPO with the clip of its own paper in place of LUSPO's."""
+    out = f"runs/papers/luspo/{run.config.rpartition('/')[2].removesuffix('.yaml')}_own_clip"
+    changes = ["algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4", f"out={out}"]
+    return replace(run, rule="GSPO, its own clip", changes=changes)
+
+
+_CLIPS = (
+    "one clip, 2e-3 / 2.5e-3, is printed for the experiments: GSPO and LUSPO have it. GRPO has the .2 / .2 of its "
+    "own paper, since its ratio is that of a token. GSPO with the clip of its own paper has a row of its own"
+)
+_VL_GSPO = PaperRun(_VL, "GSPO", "papers/luspo/qwen2.5_vl_7b_gspo.yaml")
+
 LUSPO_VL = Paper(
     key="luspo-vl",
     title="LUSPO, vision-language",
     arxiv="2602.05261",
     runs=[
-        PaperRun(_VL, rule.upper(), f"papers/luspo/qwen2.5_vl_7b_{rule}.yaml") for rule in ("grpo", "gspo", "luspo")
+        PaperRun(_VL, "GRPO", "papers/luspo/qwen2.5_vl_7b_grpo.yaml"),
+        _VL_GSPO,
+        _with_own_clip(_VL_GSPO),
+        PaperRun(_VL, "LUSPO", "papers/luspo/qwen2.5_vl_7b_luspo.yaml"),
     ],
     columns=_VL_COLUMNS,
     training_sets=["virl39k"],
@@ -130,7 +135,8 @@ LUSPO_VL = Paper(
     differs=[
         _HARNESS,
         "DynaMath is its worst case and WeMath its strict score, which the published level implies and does not say",
-        "the length of the training, AdamW's betas and the image sizes are ours",
+        _CLIPS,
+        "700 steps are where the paper's curves of length end; AdamW's betas and the image sizes are ours",
         "one seed for each rule",
     ],
     published={
@@ -142,35 +148,71 @@ LUSPO_VL = Paper(
     averages={(_VL, BASE): 39.2, (_VL, "GRPO"): 44.0, (_VL, "GSPO"): 43.6, (_VL, "LUSPO"): 45.6},
 )
 
+LUSPO_MIX = Paper(
+    key="luspo-mix",
+    title="LUSPO, vision-language and text",
+    arxiv="2602.05261",
+    runs=[
+        PaperRun(_VL, "GSPO", "papers/luspo/qwen2.5_vl_7b_mix_gspo.yaml"),
+        PaperRun(_VL, "LUSPO", "papers/luspo/qwen2.5_vl_7b_mix_luspo.yaml"),
+    ],
+    columns=_VL_COLUMNS,
+    training_sets=["virl39k", "dapo_math_blank"],
+    source="Table 5 of arXiv 2602.05261",
+    differs=[
+        _HARNESS,
+        "DynaMath is its worst case and WeMath its strict score, which the published level implies and does not say",
+        "500 steps are where the paper's curves end; the size of the blank image, AdamW's betas and the image sizes "
+        "are ours",
+        "one seed for each rule",
+    ],
+    published={
+        (_VL, BASE): LUSPO_VL.published[_VL, BASE],
+        (_VL, "GSPO"): _numbers(_VL_COLUMNS, 75.3, 28.3, 45.2, 24.4, 41.3, 47.2),
+        (_VL, "LUSPO"): _numbers(_VL_COLUMNS, 75.8, 28.8, 49.9, 26.3, 45.2, 49.4),
+    },
+    averages={(_VL, BASE): 39.2, (_VL, "GSPO"): 43.6, (_VL, "LUSPO"): 45.9},
+)
+
+
+def _text_runs(model: str, stem: str, *, num_nodes: int) -> list[PaperRun]:
+    luspo = PaperRun(model, "LUSPO", f"papers/luspo/{stem}_luspo.yaml", num_nodes)
+    gspo = PaperRun(model, "GSPO", f"papers/luspo/{stem}_gspo.yaml", num_nodes)
+    grpo = replace(luspo, rule="GRPO", changes=["algorithm.name=grpo", f"out=runs/papers/luspo/{stem}_grpo"])
+    return [grpo, gspo, _with_own_clip(gspo), luspo]
+
+
+_TEXT_COLUMNS = _text_columns("amc23", "aime24", "aime25", "math500")
 LUSPO_TEXT = Paper(
     key="luspo-text",
     title="LUSPO, text",
     arxiv="2602.05261",
-    runs=[
-        run
-        for model, stem, num_nodes in (("Qwen2.5-7B", "qwen2.5_7b", 1), (_MIXTURE, "qwen3_30b_a3b", 2))
-        for run in (
-            PaperRun(
-                model,
-                "GRPO",
-                f"papers/luspo/{stem}_gspo.yaml",
-                num_nodes,
-                changes=["algorithm.name=grpo", f"out=runs/papers/luspo/{stem}_grpo"],
-            ),
-            PaperRun(model, "GSPO", f"papers/luspo/{stem}_gspo.yaml", num_nodes),
-            PaperRun(model, "LUSPO", f"papers/luspo/{stem}_luspo.yaml", num_nodes),
-        )
-    ],
-    columns=_text_columns("amc23", "aime24", "aime25", "math500"),
+    runs=[*_text_runs("Qwen2.5-7B", "qwen2.5_7b", num_nodes=1), *_text_runs(_MIXTURE, "qwen3_30b_a3b", num_nodes=4)],
+    columns=_TEXT_COLUMNS,
     training_sets=["dapo_math"],
-    source="public summaries of arXiv 2602.05261, not its tables, without numbers of GRPO; the lengths are of its "
-    "validation, for which the authors' repository names AIME 2024 alone",
+    source="tables 2 and 4 of arXiv 2602.05261, which have no numbers of GRPO; the lengths are of its validation, "
+    "for which the authors' repository names AIME 2024 alone",
     differs=[
         _HARNESS,
         "which Qwen3-30B-A3B-Instruct the paper means is our reading: the one of July 2025",
-        "the length of the training and AdamW's betas are ours",
+        _CLIPS,
+        "140 and 50 steps are where the paper's curves of length end; AdamW's betas are ours",
     ],
-    published={(_MIXTURE, "GSPO"): {"aime25": 59.2}, (_MIXTURE, "LUSPO"): {"aime25": 76.3}},
+    published={
+        ("Qwen2.5-7B", BASE): _numbers(_TEXT_COLUMNS, 35.8, 1.6, 3.6, 60.8),
+        ("Qwen2.5-7B", "GSPO"): _numbers(_TEXT_COLUMNS, 55.3, 11.8, 11.2, 71.0),
+        ("Qwen2.5-7B", "LUSPO"): _numbers(_TEXT_COLUMNS, 58.3, 14.7, 13.9, 78.4),
+        (_MIXTURE, BASE): _numbers(_TEXT_COLUMNS, 97.5, 60.0, 57.2, 96.2),
+        (_MIXTURE, "GSPO"): {"aime24": 76.7, "aime25": 59.2},
+        (_MIXTURE, "LUSPO"): {"aime24": 83.6, "aime25": 76.3},
+    },
+    averages={
+        ("Qwen2.5-7B", BASE): 25.5,
+        ("Qwen2.5-7B", "GSPO"): 37.3,
+        ("Qwen2.5-7B", "LUSPO"): 41.3,
+        (_MIXTURE, "GSPO"): 68.0,
+        (_MIXTURE, "LUSPO"): 80.0,
+    },
     lengths={
         ("Qwen2.5-7B", "GSPO"): 2611,
         ("Qwen2.5-7B", "LUSPO"): 3940,
@@ -178,12 +220,6 @@ LUSPO_TEXT = Paper(
         (_MIXTURE, "LUSPO"): 11014,
     },
     lengths_of="aime24",
-    gains=[
-        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime24", 2.9),
-        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime25", 2.7),
-        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "math500", 7.4),
-        PublishedGain(_MIXTURE, "LUSPO", "GSPO", "aime24", 6.9),
-    ],
 )
 
 _AGGREGATIONS = ("sequence", "token", "balanced")
@@ -346,5 +382,5 @@ HADW_ABLATIONS = Paper(
     averages={("Qwen3-4B-Base", rule): row[5] for rule, row in _ABLATED.items() if len(row) > 5},
 )
 
-PAPERS: dict[str, Paper] = {paper.key: paper for paper in (LUSPO_VL, LUSPO_TEXT, BA, HADW, HADW_ABLATIONS)}
+PAPERS: dict[str, Paper] = {paper.key: paper for paper in (LUSPO_VL, LUSPO_TEXT, LUSPO_MIX, BA, HADW, HADW_ABLATIONS)}
 assert all(column.benchmark in BENCHMARKS for paper in PAPERS.values() for column in paper.columns)

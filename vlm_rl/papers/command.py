@@ -50,7 +50,7 @@ class Setup:
     data: Path = Path("data")  # of prepared sets
     ranks: int = RANKS_OF_A_NODE
     jobs: int = 1  # runs that train at the same time
-    changes: Callable[[Config], Sequence[str]] = lambda _: ()  # to the configurations, as key=value
+    changes: Callable[[int, Config], Sequence[str]] = lambda *_: ()  # to the configurations: steps.plan_runs
     eval_words: Sequence[str] = ()  # more for vlm-rl eval
     prepare: Callable[[Sequence[str]], None] | None = None  # makes sets with these names, and all else, for a toy
     note: str = ""  # on what this table is not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,12 +104,22 @@ def _data(hub: str, folder: str, license_name: str) -> Download:
     return Download(hub, folder, license_name or NOT_AT_HAND, SIZES.get(hub, NOT_AT_HAND), is_data=True)
 
 
-# By the folder of the prepared set; its value: the name that `vlm-rl prepare` knows, and the download.
-TRAINING_SETS: dict[str, tuple[str, Download]] = {
-    "virl39k": ("virl39k", _data("TIGER-Lab/ViRL39K", "raw/ViRL39K", "MIT")),
-    "dapo_math": ("dapo", _data("BytedTsinghua-SIA/DAPO-Math-17k", "raw/DAPO-Math-17k", "Apache-2.0")),
-    "polaris": ("polaris", _data("POLARIS-Project/Polaris-Dataset-53K", "raw/Polaris", "Apache-2.0")),
-    "math": ("math", _data("DigitalLearningGmbH/MATH-lighteval", "raw/MATH", "")),
+@dataclass(frozen=True, slots=True)
+class TrainingSet:
+    """What a prepared set is made of."""
+
+    source: str  # as `vlm-rl prepare` knows it
+    download: Download
+    words: Sequence[str] = ()  # more for `vlm-rl prepare`
+
+
+_DAPO = _data("BytedTsinghua-SIA/DAPO-Math-17k", "raw/DAPO-Math-17k", "Apache-2.0")
+TRAINING_SETS: dict[str, TrainingSet] = {  # by the folder of the prepared set
+    "virl39k": TrainingSet("virl39k", _data("TIGER-Lab/ViRL39K", "raw/ViRL39K", "MIT")),
+    "dapo_math": TrainingSet("dapo", _DAPO),
+    "dapo_math_blank": TrainingSet("dapo", _DAPO, words=("--text-image", "blank")),
+    "polaris": TrainingSet("polaris", _data("POLARIS-Project/Polaris-Dataset-53K", "raw/Polaris", "Apache-2.0")),
+    "math": TrainingSet("math", _data("DigitalLearningGmbH/MATH-lighteval", "raw/MATH", "")),
 }
 
 

@@ -62,26 +62,27 @@ class Step:
 
 
 def plan_runs(
-    paper: Paper, configs: Path, changes: Callable[[Config], Sequence[str]] = lambda _: ()
+    paper: Paper, configs: Path, changes: Callable[[int, Config], Sequence[str]] = lambda *_: ()
 ) -> list[PlannedRun]:
     """Return the runs of a paper with their configurations.
 
     Args:
         paper: the paper.
         configs: the folder of shipped configurations.
-        changes: returns key=value for what a run's configuration is changed in besides its own changes.
+        changes: returns key=value for what a run's configuration is changed in besides its own changes, from its
+            place among the paper's runs and the configuration.
 
     Raises UserError where a configuration is not there, or is not valid.
     """
     runs = []
-    for run in paper.runs:
+    for place, run in enumerate(paper.runs):
         file = configs / run.config
         if not file.is_file():
             raise UserError(
                 f"{file} is not there: run the command in the folder that holds configs/, or give --configs FOLDER"
             )
         config = load_config(file, run.changes)
-        changed = [*run.changes, *changes(config)]
+        changed = [*run.changes, *changes(place, config)]
         if len(changed) > len(run.changes):
             config = load_config(file, changed)
         runs.append(PlannedRun(run, file, changed, Planned(run.title, config.seed, run.model, config)))
@@ -106,24 +107,31 @@ def downloads(paper: Paper) -> list[Download]:
     """List the table's downloads from the hub: models, training sets, benchmarks."""
     return [
         *(MODELS[model] for model in paper.models),
-        *(TRAINING_SETS[name][1] for name in paper.training_sets),
+        *(TRAINING_SETS[name].download for name in paper.training_sets),
         *(benchmark_download(column.benchmark) for column in paper.columns),
     ]
 
 
 def prepare_steps(paper: Paper, data: Path) -> list[Step]:
     """Return the commands that prepare the training sets and the benchmarks."""
-    asked = [(TRAINING_SETS[name][0], TRAINING_SETS[name][1].folder, name, "") for name in paper.training_sets]
+    trained = {name: TRAINING_SETS[name] for name in paper.training_sets}
+    asked = [(of.source, of.download.folder, name, [*of.words]) for name, of in trained.items()]
     asked += [
-        (column.benchmark, benchmark_download(column.benchmark).folder, column.folder, column.split)
+        (
+            column.benchmark,
+            benchmark_download(column.benchmark).folder,
+            column.folder,
+            ["--split", column.split] if column.split else [],
+        )
         for column in paper.columns
     ]
     if "virl39k" in paper.training_sets:  # what these runs evaluate on meanwhile
-        asked.append(("mathvision", benchmark_download("mathvision").folder, "mathvision", "testmini"))
+        folder = benchmark_download("mathvision").folder
+        asked.append(("mathvision", folder, "mathvision", ["--split", "testmini"]))
     steps = []
-    for source, raw, name, split in asked:
+    for source, raw, name, more in asked:
         out = data / name
-        words = ["prepare", source, "--source", raw, "--out", str(out), *(["--split", split] if split else [])]
+        words = ["prepare", source, "--source", raw, "--out", str(out), *more]
         steps.append(Step(words, (out / "manifest.json").is_file()))
     return steps
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.papers.catalog import Paper, PublishedGain, TableColumn
+from vlm_rl.papers.catalog import Paper, TableColumn
 from vlm_rl.papers.steps import TableRow
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.run_files import write_atomically
@@ -35,12 +35,15 @@ def make_table(paper: Paper, rows: Sequence[TableRow], *, note: str = "") -> dic
         "has_own_average": paper.has_own_average,
         "lengths_of": next((column.title for column in paper.columns if column.benchmark == paper.lengths_of), ""),
         "rows": [_row(paper, row) for row in rows],
-        "gains": [_gain(paper, gain, rows) for gain in paper.gains],
     }
 
 
 def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
-    """Return a row's cells with their means: the published one as printed, else that of the published cells."""
+    """Return a row's cells with their means.
+
+    The published mean is the printed one, else that of the published cells. Ours is of the columns that have a
+    published cell in this row, else of all: means of different sets do not compare.
+    """
     cells = [_cell(paper, row, column) for column in paper.columns]
     ours = [cell["ours"] or {} for cell in cells]
     with_length = [
@@ -49,34 +52,23 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
         if (column.benchmark == paper.lengths_of if paper.lengths_of else column.facet is None)
     ]
     key = (row.model, row.rule)
-    mean = _mean([cell["published"] for cell in cells])
+    compared = [cell for cell in cells if cell["published"] is not None] or cells
+    mean = _mean([cell["published"] for cell in compared])
     return {
         "model": row.model,
         "rule": row.rule,
         "cells": cells,
         "average": {
             "published": paper.averages.get(key, mean),
-            "ours": _mean([result.get("score") for result in ours]) if paper.has_own_average else None,
+            "ours": _mean([(cell["ours"] or {}).get("score") for cell in compared])
+            if paper.has_own_average
+            else None,
+            "columns": len(compared),
         },
         "mean_length": {
             "published": paper.lengths.get(key),
             "ours": _mean([result.get("mean_length") for result in with_length]),
         },
-    }
-
-
-def _gain(paper: Paper, gain: PublishedGain, rows: Sequence[TableRow]) -> dict[str, Any]:
-    """Return a published difference of two rows with ours, in points."""
-    column = next(column for column in paper.columns if column.benchmark == gain.benchmark)
-    of_model = {row.rule: _cell(paper, row, column)["ours"] for row in rows if row.model == gain.model}
-    high, low = ((of_model[rule] or {}).get("score") for rule in (gain.rule, gain.over))
-    return {
-        "model": gain.model,
-        "rule": gain.rule,
-        "over": gain.over,
-        "column": column.title,
-        "published": gain.points,
-        "ours": None if high is None or low is None else round(high - low, 2),
     }
 
 
@@ -130,22 +122,19 @@ def as_markdown(table: Mapping[str, Any]) -> str:
     lines += [f"Published: {table['published']}.", ""]
     lines += [
         "A cell is published / ours, in percent, with our 95 % interval over the problems, their number, and the "
-        "mean length of our responses in tokens where all of a set's problems count. Our average is of the row's "
-        f"cells, our mean length of {f'{of} alone' if of else 'those with a length'}.",
+        "mean length of our responses in tokens where all of a set's problems count. An average is over the columns "
+        "that have a published number in its row, over all where none has one; our mean length is of "
+        f"{f'{of} alone' if of else 'those with a length'}.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
     ]
     for row in table["rows"]:
         average = _pair(row["average"], ".1f", missing=NOT_MEASURED if table["has_own_average"] else OTHER_SETS)
+        if row["average"]["columns"] < len(row["cells"]):
+            average += f" (of {row['average']['columns']})"
         means = [average, _pair(row["mean_length"], ",.0f")]
         lines.append(f"| {' | '.join([row['model'], row['rule'], *map(_shown, row['cells']), *means])} |")
-    if table["gains"]:
-        lines += ["", "Published differences, in points:", "", "| model | rules | benchmark | published / ours |"]
-        lines.append("|---|---|---|---|")
-    for gain in table["gains"]:
-        rules = f"{gain['rule']} - {gain['over']}"
-        lines.append(f"| {gain['model']} | {rules} | {gain['column']} | {_pair(gain, '+.1f')} |")
     lines += ["", "What differs from the paper:", "", *(f"- {item}" for item in table["differs"]), ""]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from vlm_rl.config import Config
 from vlm_rl.distributed import from_main, share
 from vlm_rl.evaluation.evaluate import Asking, Judging
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
@@ -22,17 +23,11 @@ def evaluate_if_due(session: Session) -> None:
     every = session.config.eval.every
     if not every or (session.step % every and session.step != session.config.train.steps):
         return
-    params = SamplingParams(
-        temperature=session.config.eval.temperature,
-        max_tokens=session.config.eval.max_tokens or session.config.rollout.max_tokens,
-        responses=session.config.eval.samples,
-        top_p=session.config.eval.top_p,
-    )
     weights = f"{session.weights.checksum:016x}"
     judging = Judging(session.grader, accuracy=session.accuracy)
     how = {"seed": session.config.seed, "step": session.step, "host": session.host}
-    asking = Asking(session.builder, session.sampler, params, **how)
     for name, problems in session.eval_sets.items():
+        asking = Asking(session.builder, session.sampler, _sampling(session.config, name), **how)
         settings = {"weights": weights, **answer_settings(problems, asking, judging)}
         if from_main(partial(_is_complete, session.run.directory, name, session.step, settings)):
             continue
@@ -54,6 +49,12 @@ def evaluate_if_due(session: Session) -> None:
     else:
         session.save_if_best()
     session.stop_if_asked(session.state())
+
+
+def _sampling(config: Config, name: str) -> SamplingParams:
+    samples, temperature, top_p = config.eval.sampling(name)
+    longest = config.eval.max_tokens or config.rollout.max_tokens
+    return SamplingParams(temperature=temperature, max_tokens=longest, responses=samples, top_p=top_p)
 
 
 def _is_complete(run: RunDirectory, name: str, step: int, settings: AnswerSettings) -> bool:
