@@ -8,7 +8,7 @@ _EXAMPLES = {
         "vlm-rl prepare virl39k --source raw/ViRL39K --out data/virl39k",
     ),
     "init": (
-        "vlm-rl init --model models/tiny --data data/train --eval data/test --out dots.yaml",
+        "vlm-rl init --from easyr1.yaml --out mine.yaml",
         "vlm-rl init --model Qwen/Qwen2.5-VL-7B-Instruct --data data/mine --out mine.yaml",
     ),
     "config": ("vlm-rl config train.lr", "vlm-rl config rollout"),

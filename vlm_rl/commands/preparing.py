@@ -27,8 +27,8 @@ def _prepare(options: argparse.Namespace) -> None:
 def add_init(commands: Commands) -> None:
     init = commands.add_parser("init", help="write a recipe for a model and a prepared set that fits your cards")
     help_model = "a Hugging Face folder, where you will download one to, or ORG/NAME[@REVISION] of the hub"
-    init.add_argument("--model", required=True, help=help_model)
-    init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
+    init.add_argument("--model", help=help_model)
+    init.add_argument("--data", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to train on")
     init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
     init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
     init.add_argument("--nodes", type=int, default=1, metavar="N", help="machines that they are divided among")
@@ -36,6 +36,8 @@ def add_init(commands: Commands) -> None:
         "--gpu-memory", type=float, metavar="GB", help="memory of a card (default: this machine's, or 80)"
     )
     init.add_argument("--lora", action="store_true", help="train low-rank adapters, which takes less memory")
+    of_another = "a file of EasyR1, verl, TRL, OpenRLHF or ms-swift (YAML, or the script that starts it): convert it"
+    init.add_argument("--from", type=Path, metavar="FILE", dest="source", help=of_another)
     init.add_argument("--out", type=Path, metavar="FILE", help="the recipe (default: SET_MODEL.yaml)")
     init.set_defaults(command=_init)
 
@@ -43,6 +45,16 @@ def add_init(commands: Commands) -> None:
 def _init(options: argparse.Namespace) -> None:
     from vlm_rl.session.preflight import preflight_sets
 
+    if options.source is not None:
+        preflight_sets([*options.data, *options.eval])
+        from vlm_rl.planning.foreign_recipe import init_from
+
+        init_from(options)
+        return
+    if missing := [name for name in ("model", "data") if not getattr(options, name)]:
+        raise UserError(
+            f"--{' and --'.join(missing)} missing: vlm-rl init --model M --data SET, or --from FILE alone"
+        )
     preflight_sets([*options.data, *options.eval])
     from vlm_rl.planning.init import init
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 FILE = Path(__file__).parents[1] / "assets" / "foreign_names.yaml"
-TRAINERS = ("EasyR1", "verl", "TRL", "OpenRLHF")
+TRAINERS = ("EasyR1", "verl", "TRL", "OpenRLHF", "ms-swift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,76 @@ def translate(key: str, value: Any = None) -> Iterator[str]:
 
     Args:
         key: its path, e.g. algorithm.clip_ratio.
-        value: what it was given; of a section, such as verl's actor_rollout_ref, every key is translated.
+        value: what it was given; of a section, such as verl's actor_rollout_ref, every key is translated, and those
+            that nobody knows are named too. Nothing is yielded where nobody knows any of them.
     """
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from translate(f"{key}.{name}", inner)
+        keys = [f"{key}.{name}" for name in _paths_in(value)]
+        known = {inner: [*translate(inner)] for inner in keys}
+        if any(known.values()):
+            for inner, sentences in known.items():
+                yield from sentences or [f"{inner} is no name that is known here"]
         return
-    for setting in settings():
+    for setting in _fitting(key):
         trainers = [trainer for trainer, names in setting.names.items() if any(_is(name, key) for name in names)]
-        if trainers and setting.ours != key:
+        if setting.ours != key:
             note = f" ({setting.note})" if setting.note else ""
             ours = f"is {setting.ours} here{note}" if setting.ours else f"is not a key here: {setting.note}"
             yield f"{key} of {' and '.join(trainers)} {ours}"
+
+
+def _fitting(key: str, trainers: Collection[str] = TRAINERS) -> list[Setting]:
+    """Return the settings of these trainers that a key can be: those whose name covers most of its path."""
+    lengths = [
+        (max((len(name) for trainer in trainers for name in setting.names[trainer] if _is(name, key)), default=0))
+        for setting in settings()
+    ]
+    longest = max(lengths)
+    return [setting for setting, length in zip(settings(), lengths, strict=True) if length == longest > 0]
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Return the question whether another trainer's name was meant, with ours; "" where a `known` name is nearer.
+
+    Names below sections, such as adam.betas, are left out: their last words are everybody's.
+    """
+    last = key.rpartition(".")[2]
+    names = {name for setting in settings() for name in chain(*setting.names.values()) if "." not in name}
+    close = get_close_matches(last, names, n=1, cutoff=0.8)
+    if not close or any(_likeness(last, name) >= _likeness(last, close[0]) for name in known):
+        return ""
+    return next(f"did you mean {close[0]!r}? {sentence}" for sentence in translate(close[0]))
+
+
+def _likeness(first: str, second: str) -> float:
+    return SequenceMatcher(None, first, second).ratio()
+
+
+def theirs_as_table(keys: Mapping[str, Any]) -> list[str]:
+    """Return a table with a line for each of many unknown keys: what it is called there, and here."""
+    inside = {
+        key: [f"{key}.{name}" for name in _paths_in(value)] if isinstance(value, Mapping) else [key]
+        for key, value in keys.items()
+    }
+    paths = [*chain(*inside.values())]
+    counts = {name: sum(bool(_fitting(path, [name])) for path in paths) for name in TRAINERS}
+    trainer = max(counts, key=lambda name: counts[name])
+    width = max(map(len, paths))
+    lines = []
+    for path in paths:
+        fits = _fitting(path, [trainer]) or _fitting(path)
+        ours = "; ".join(setting.ours or f"no key: {setting.note}" for setting in fits)
+        lines.append(f"  {path:{width}}  {ours or 'not known'}")
+    return [f"{len(paths)} keys of another trainer, {trainer} by their names, and what they are here:", *lines]
+
+
+def _paths_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of the values in a section."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _paths_in(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _is(name: str, key: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from vlm_rl.config import Config, ConfigSection, SftConfig
-from vlm_rl.config.foreign_names import table, translate
+from vlm_rl.config.foreign_names import nearest, table, translate
 from vlm_rl.errors import UserError, near
 
 _SFT_MARK = "(vlm-rl sft) "
@@ -56,6 +56,8 @@ def find_keys(name: str = "") -> list[Key]:
         raise UserError("\n".join(theirs))
     paths = [key.path for key in keys]
     known_names = [*paths, *(path.rpartition(".")[2] for path in paths)]
+    if said := nearest(name, known_names):
+        raise UserError(f"no key {name!r}: {said}")
     raise UserError(f"no key {name!r}: {near(name, known_names, otherwise='vlm-rl config lists all keys')}")
 
 
@@ -154,8 +156,23 @@ A YAML file of [supervised fine-tuning](sft.md) has the sections `model`, `data`
 _NAMES_HEAD = """\
 # Names from other trainers
 
-What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table is behind the message for an
-unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
+`vlm-rl init --from FILE` writes a recipe from a file of EasyR1, verl, TRL, OpenRLHF or ms-swift: its YAML, or the
+shell script that starts it.
+
+```bash
+vlm-rl init --from easyr1.yaml --out mine.yaml
+vlm-rl init --from grpo.sh --data data/mine --out mine.yaml      # passes over the data become steps
+vlm-rl train mine.yaml --dry-run
+```
+
+Values are converted: TRL's and ms-swift's batches from responses to prompts (`--gpus N` says how many processes,
+where the file does not), warm-ups from shares to steps, frozen towers, offloads, clips. What the other trainer does
+where its file says nothing, such as its clip and betas, is written out, because ours differs. A comment names where
+each value came from. Whatever has no counterpart is listed with the reason, on the screen and at the end of the
+recipe. A script is read, never run.
+
+What their settings are called here. The same table is behind the message for an unknown key: `rollout.n=8` is
+answered with `rollout.responses_per_prompt`. A whole file of theirs is answered with the table of its keys.
 
 This page is made from `vlm_rl/assets/foreign_names.yaml`: `python -m vlm_rl.config.key_reference docs`.
 """

@@ -8,8 +8,10 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vlm_rl.config.foreign_names import translate
+from vlm_rl.config.foreign_names import nearest, theirs_as_table, translate
 from vlm_rl.errors import near
+
+_TABLE_FROM = 5  # keys of another trainer that are a table, and no longer a line each
 
 
 def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
@@ -21,7 +23,7 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
         kind: the class of the whole tree.
         overrides: the key=value that were applied to it.
     """
-    path = ".".join(str(part) for part in detail["loc"])
+    path = _path_of(detail)
     if detail["type"] == "value_error":
         return conflict_lines(detail["msg"].removeprefix("Value error, ").split("\n"), where, path, overrides)
     where = place_of(path, where, overrides)
@@ -29,11 +31,37 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
         if theirs := list(translate(path, detail["input"])):
             return [f"{where}: unknown key: {line}" for line in theirs]
         known = _known_keys(kind, detail["loc"][:-1])
-        hint = near(str(detail["loc"][-1]), known, otherwise=f"known keys: {', '.join(sorted(known))}")
+        hint = nearest(path, known) or near(
+            str(detail["loc"][-1]), known, otherwise=f"known keys: {', '.join(sorted(known))}"
+        )
         return [f"{where}: unknown key {path}: {hint}"]
     if detail["type"] == "missing":
         return [f"{where}: {path} is missing; add it, because it has no default"]
     return [f"{where}: {path} is {detail['input']!r}: {detail['msg']}"]
+
+
+def explain_all(where: str, details: Sequence[Any], kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Return the lines that explain all errors of a tree; many keys of another trainer become one table.
+
+    The arguments are those of `explain`.
+    """
+    foreign = {
+        path: detail["input"]
+        for detail in details
+        if detail["type"] == "extra_forbidden" and any(translate(path := _path_of(detail), detail["input"]))
+    }
+    lines = [line for detail in details for line in explain(where, detail, kind, overrides)]
+    if len([line for line in lines if ": unknown key: " in line]) < _TABLE_FROM:
+        return lines
+    rest = [detail for detail in details if _path_of(detail) not in foreign]
+    table = theirs_as_table(foreign)
+    head = f"{where}: {table[0]}"
+    advice = f"vlm-rl init --from {where} writes a recipe with their values"
+    return [head, *table[1:], advice, *(line for detail in rest for line in explain(where, detail, kind, overrides))]
+
+
+def _path_of(detail: Any) -> str:
+    return ".".join(str(part) for part in detail["loc"])
 
 
 def conflict_lines(messages: Iterable[str], where: str, path: str, overrides: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from vlm_rl.config.base import ConfigSection
-from vlm_rl.config.messages import conflict_lines, explain, place_of
+from vlm_rl.config.messages import conflict_lines, explain_all, place_of
 from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
@@ -137,7 +137,7 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        lines = [line for detail in error.errors() for line in explain(where, detail, kind, overrides)]
+        lines = explain_all(where, error.errors(), kind, overrides)
         if all(detail["type"] == "value_error" and detail["loc"] for detail in error.errors()):  # of sections alone
             lines += conflict_lines(_unchecked(kind, raw).conflicts(), where, "", overrides)
         raise UserError("\n".join(dict.fromkeys(lines))) from None

@@ -7,9 +7,11 @@
     page            the tables of a dry run
     out_of_memory   what to change where memory ran out
     init            write a recipe for a model, a set and a machine
+    foreign_recipe  write a recipe from another trainer's file
 
-Nothing is private to this room.
+Private to this room: foreign_files reads such a file, foreign_values converts it by the table of names, and
+foreign_rows has a function for each row of the table that is more than a value.
 """
 
-__all__ = ["dry_run", "fits", "init", "memory", "out_of_memory", "page", "remedies"]
+__all__ = ["dry_run", "fits", "foreign_recipe", "init", "memory", "out_of_memory", "page", "remedies"]
 _USES = ["data", "learner", "model_files", "run"]

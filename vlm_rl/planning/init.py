@@ -385,7 +385,12 @@ def _text(options: argparse.Namespace, machine: Machine, recipe: Recipe, plan: D
         ]
     lines += ["", f"  vlm-rl train {file} --dry-run{ranks}", f"  {start}", ""]
     lines += ["vlm-rl config KEY explains a key; docs/config.md lists all."]
-    text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + f"\nout: runs/{file.stem}\n"
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + f"\nout: runs/{file.stem}\n" + body_of(recipe)
+
+
+def body_of(recipe: Recipe) -> str:
+    """Return the sections of a recipe as YAML, a line for each key, with its comment."""
+    text = ""
     for section, values in recipe.tree.items():
         text += f"{section}:\n"
         for key, value in values.items():

@@ -1,0 +1,290 @@
+"""`vlm-rl init --from`: files in the form of other trainers become recipes, and no setting of theirs is lost.
+
+The expected sizes are worked by hand from how each trainer counts: prompts, responses, updates, shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.images import plain_png
+from tests.helpers.prepared_sets import write_problems
+from vlm_rl import cli
+from vlm_rl.config import Config, load_config
+from vlm_rl.planning.foreign_files import read_foreign
+from vlm_rl.planning.foreign_values import convert
+from vlm_rl.types import Problem
+
+EASYR1 = """\
+data:
+  train_files: org/triangles@train
+  prompt_key: problem
+  answer_key: answer
+  max_prompt_length: 1024
+  max_response_length: 512
+  rollout_batch_size: 64
+  filter_overlong_prompts: true
+algorithm: {adv_estimator: grpo, disable_kl: false, use_kl_loss: true, kl_coef: 1e-2, online_filtering: true}
+worker:
+  actor:
+    global_batch_size: 16
+    clip_ratio_high: 0.28
+    model: {model_path: Qwen/Qwen2.5-VL-7B-Instruct, freeze_vision_tower: true}
+    optim: {lr: 1e-6, lr_warmup_ratio: 0.1}
+    offload: {offload_optimizer: true, offload_params: true}
+  rollout: {n: 5, temperature: 0.9, top_p: 0.99, tensor_parallel_size: 2, val_override_config: {temperature: 0.5}}
+  reward: {score_function: "./score/math.py:compute_score"}
+trainer: {total_epochs: 3, logger: [console, wandb], n_gpus_per_node: 8, save_freq: -1, brand_new: 7}
+"""
+VERL = """\
+set -x
+touch RAN
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/geo/train.parquet \\
+    data.train_batch_size=64 data.max_response_length=512 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct \\
+    actor_rollout_ref.actor.policy_loss.loss_mode=gspo \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \\
+    actor_rollout_ref.actor.clip_ratio_low=3e-4 actor_rollout_ref.actor.clip_ratio_high=4e-4 \\
+    actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.kl_loss_coef=0.01 \\
+    actor_rollout_ref.rollout.name=${1:-vllm} actor_rollout_ref.rollout.n=5 \\
+    trainer.total_training_steps=40 $@
+"""
+TRL = """\
+model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct
+dataset_name: org/maths
+learning_rate: 1.0e-5
+max_steps: 100
+num_generations: 16
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 4
+steps_per_generation: 8
+use_peft: true
+lora_r: 64
+warmup_steps: 3
+lr_scheduler_type: cosine
+"""
+OPENRLHF = """\
+MODEL=Qwen/Qwen2.5-VL-3B-Instruct
+ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray \\
+   --algo.kl.init_coef 0 --algo.advantage.estimator group_norm --actor.model_name_or_path ${MODEL} \\
+   --train.batch_size 1024 --rollout.batch_size 256 --rollout.n_samples_per_prompt 8 \\
+   --data.max_len 3072 --rollout.max_new_tokens 1024 --actor.adam.lr 2e-6 --data.prompt_dataset org/set \\
+   --eps_clip_low_high 0.2 0.27 --actor.freeze_visual_encoder --vllm.enforce_eager > log.txt 2>&1
+"""
+SWIFT = """\
+# eight cards
+export MODEL='Qwen/Qwen2.5-VL-7B-Instruct'
+NPROC_PER_NODE=8 MAX_PIXELS=602112 \\
+swift rlhf --rlhf_type grpo --model $MODEL --train_type lora --lora_rank 32 --dataset org/charts#4000 \\
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --num_generations 8 \\
+    --reward_funcs accuracy format --importance_sampling_level sequence --learning_rate 1e-6 --beta 0.0 \\
+    --max_completion_length 1024 --num_train_epochs 2 --warmup_ratio 0.05 --deepspeed zero3 --torch_dtype bfloat16
+"""
+FILES = {
+    "easyr1.yaml": (
+        EASYR1,
+        {
+            "rollout.prompts_per_step": 64,
+            "train.mini_batch_prompts": 16,
+            "rollout.responses_per_prompt": 5,
+            "rollout.temperature": 0.9,
+            "rollout.tensor_parallel": 2,
+            "rollout.sampler": "vllm",
+            "rollout.offload_optimizer": True,
+            "model.freeze": ["tower", "merger"],
+            "algorithm.kl_coef": 0.01,
+            "algorithm.dynamic_sampling": True,
+            "algorithm.aggregation": "token",
+            "algorithm.clip_low": 0.2,
+            "algorithm.clip_high": 0.28,
+            "algorithm.clip_dual": 3.0,
+            "train.betas": (0.9, 0.999),
+            "log.trackers": ["wandb"],
+            # 300 rows are 5 batches of 64, so three passes are ceil(900 / 64) = 15 steps; a tenth of them is 1
+            "train.steps": 15,
+            "train.warmup_rollout_steps": 1,
+            "train.warmup_steps": 0,
+        },
+        [
+            "./score/math.py:compute_score",
+            "top_p: 0.99",
+            "offload_params: true",
+            "brand_new: 7",
+            "n_gpus_per_node: 8",
+        ],
+    ),
+    "verl.sh": (
+        VERL,
+        {
+            "algorithm.name": "gspo",
+            "algorithm.aggregation": None,  # the rule's own
+            "algorithm.clip_low": 3e-4,
+            "algorithm.clip_high": 4e-4,
+            "algorithm.kl_coef": 0.0,
+            "rollout.sampler": "vllm",
+            "train.steps": 40,
+        },
+        ["kl_loss_coef: 0.01", "HOME: its value is not in the file"],
+    ),
+    "trl.yaml": (
+        TRL,
+        {
+            # 16 responses a device x 8 passes are 128 responses: 8 prompts of 16; updates after 4 passes: 4 prompts
+            "rollout.prompts_per_step": 8,
+            "train.mini_batch_prompts": 4,
+            "train.steps": 50,  # 100 updates, two a batch
+            "train.warmup_steps": 3,
+            "train.schedule": "cosine",
+            "algorithm.aggregation": "token",
+            "algorithm.kl_coef": 0.0,
+            "model.lora.rank": 64,
+            "train.lr": 1e-5,
+        },
+        [],
+    ),
+    "openrlhf.sh": (
+        OPENRLHF,
+        {
+            "model.path": "Qwen/Qwen2.5-VL-3B-Instruct",
+            "data.max_prompt_tokens": 2048,  # 3072 of both less 1024 of the response
+            "rollout.prompts_per_step": 256,
+            "train.mini_batch_prompts": 128,  # 1024 responses, eight to a prompt
+            "algorithm.clip_high": 0.27,
+            "rollout.vllm.enforce_eager": True,
+            "model.freeze": ["tower", "merger"],
+        },
+        [],
+    ),
+    "swift.sh": (
+        SWIFT,
+        {
+            # 4 responses x 2 x 8 processes are 64: 8 prompts of 8 responses
+            "rollout.prompts_per_step": 8,
+            "train.mini_batch_prompts": 8,
+            "algorithm.ratio": "sequence",
+            "algorithm.aggregation": None,
+            "algorithm.kl_coef": 0.0,
+            "reward.format": 1.0,
+            "data.max_pixels": 602_112,
+            "model.lora.rank": 32,
+            "model.freeze": [],
+            "train.zero_stage": 3,
+            "train.steps": 75,  # two passes over 300 rows, 8 a step
+            "train.warmup_steps": 3,  # a twentieth of 75
+        },
+        ["rlhf_type: grpo"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    image = plain_png(56, 56)
+    problems = [Problem(f"p{n}", f"<image>\n{n}?", (image,), str(n), "integer") for n in range(300)]
+    return write_problems(problems, tmp_path_factory.mktemp("foreign") / "mine", {"kept": 300})
+
+
+def value_of(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_theirs_is_a_recipe_of_ours(
+    name: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, expected, left = FILES[name]
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert cli.main(["init", "--from", name, "--data", str(prepared), "--out", "ours.yaml"]) == 0
+    printed, recipe = capsys.readouterr().out, Path("ours.yaml").read_text()
+    assert "to change before it trains" not in printed
+    config = load_config("ours.yaml")
+    assert {key: value_of(config, key) for key in expected} == expected
+    assert (config.reward.overlong_buffer, config.data.train) == (0, [str(prepared)])
+    assert all(line in printed and line in recipe for line in left), printed
+    assert not Path("RAN").exists()
+    # every setting is a value, a line of what is left, or named as needing no key
+    file = read_foreign(Path(name))
+    conversion = convert(file, rows=300, processes=None)
+    told = [there for _, there in conversion.values.values()] + conversion.left + conversion.same
+    sources = [str(item) for items in conversion.data.values() for item in items] + [*conversion.columns.values()]
+    for key, value in file.settings.items():
+        assert any(key in line for line in told) or str(value) in sources, key
+    capsys.readouterr()
+    assert cli.main(["init", "--from", name, "--out", "ours.yaml"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_sets_that_are_not_prepared_get_their_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("easyr1.yaml").write_text(EASYR1)
+    assert cli.main(["init", "--from", "easyr1.yaml"]) == 0
+    printed = capsys.readouterr().out
+    prepare = (
+        "vlm-rl prepare org/triangles --split train --question problem --answer answer --out data/triangles_train"
+    )
+    assert prepare in printed and "trainer.total_epochs: 3  (train.steps is 3 x rows / 64" in printed
+    assert load_config("easyr1_vlm_rl.yaml").data.train == ["data/triangles_train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("none.yaml", None, "is not there"),
+        ("list.yaml", "- 1\n", "no mapping of settings"),
+        ("broken.yaml", "a: [", "cannot be read as YAML"),
+        ("other.yaml", "model: {path: x}\n", "none of the files that are known"),
+        ("other.sh", "python train.py --lr 1\n", "no line starts a trainer that is known"),
+        ("quote.sh", "swift rlhf --model 'x\n", "cannot be read as a shell script"),
+        ("empty.sh", "swift rlhf --rlhf_type grpo\n", "names no model: add --model"),
+    ],
+)
+def test_what_cannot_be_converted_is_said(
+    name: str, text: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    assert cli.main(["init", "--from", str(path), "--out", str(tmp_path / "out.yaml")]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "out.yaml").exists()
+
+
+def test_init_without_a_file_needs_model_and_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init"]) == 2
+    assert "--model and --data missing" in capsys.readouterr().err
+
+
+def test_a_file_of_theirs_given_to_train_is_answered_by_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "easyr1.yaml"
+    path.write_text(EASYR1)
+    assert cli.main(["train", str(path), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "keys of another trainer, EasyR1 by their names" in said and f"vlm-rl init --from {path}" in said
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("  ")}
+    assert rows["worker.rollout.n"] == "rollout.responses_per_prompt"
+    assert rows["worker.rollout.val_override_config.temperature"] == "eval.temperature"
+    assert rows["worker.actor.optim.lr_warmup_ratio"] == "train.warmup_rollout_steps"
+    assert rows["trainer.brand_new"] == "not known"  # although its parent is known to nobody
+
+
+def test_a_slip_in_a_name_of_theirs_leads_to_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "num_generation"]) == 2
+    assert "did you mean 'num_generations'?" in (said := capsys.readouterr().err)
+    assert "is rollout.responses_per_prompt here" in said
+    path = tmp_path / "mine.yaml"
+    path.write_text("out: runs/x\nmodel: {path: m}\ndata: {train: [d]}\ntrain: {max_completion_lenght: 5}\n")
+    assert cli.main(["train", str(path), "--dry-run"]) == 2
+    assert "is rollout.max_tokens here" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""Files of other trainers as flat settings: YAML, and the shell scripts by which people start them.
+
+    file = read_foreign(Path("grpo.sh"))
+    file.trainer, file.settings        # "ms-swift", {"num_generations": 8, "model": "Qwen/Qwen2.5-7B-Instruct", ...}
+
+A script is read, never run: assignments of plain values are put in for its variables, and the words of the command
+that starts the trainer are its settings.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlm_rl.config import leaves
+from vlm_rl.errors import UserError
+
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+_VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
+_COMMANDS = {  # words of a script -> whose it is
+    r"swift\s+rlhf|swift\.cli|megatron\s+rlhf": "ms-swift",
+    r"openrlhf\.cli\.train_ppo": "OpenRLHF",
+    r"verl\.trainer\.main_\w+": "verl",
+    r"verl\.trainer\.main\b": "EasyR1",
+    r"\btrl\s+grpo\b|grpo\w*\.py": "TRL",
+}
+_COMMAND = "|".join(_COMMANDS)
+_ENVIRONMENT = ("NPROC_PER_NODE", "NNODES", "MAX_PIXELS", "MIN_PIXELS")  # variables that are settings
+_ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # of a command
+_SWIFT_KEYS = {"rlhf_type", "train_type", "tuner_type", "reward_funcs", "lora_rank"}
+_TRL_KEYS = {"model_name_or_path", "num_generations", "max_completion_length", "use_peft", "vllm_mode"}
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file of another trainer."""
+
+    path: Path
+    trainer: str  # one of foreign_names.TRAINERS
+    settings: Mapping[str, Any]  # by dotted key
+    unread: tuple[str, ...] = ()  # what has a value that the file does not hold, such as variables
+
+
+def read_foreign(path: Path) -> ForeignFile:
+    """Read a file of another trainer. Raises UserError where it cannot be read, or is none that is known."""
+    if not path.is_file():
+        raise UserError(f"--from {path} is not there: give a YAML file or a shell script of another trainer")
+    if path.suffix in (".yaml", ".yml"):
+        return _read_yaml(path)
+    try:
+        return _read_script(path, path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"--from {path} cannot be read as a shell script: {error}") from None
+
+
+def _read_yaml(path: Path) -> ForeignFile:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"--from {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(
+            f"--from {path} is no mapping of settings: give the file that the other trainer was started with"
+        )
+    flat = {str(key): value for key, value in leaves(tree)}
+    unread = {key: None for key, value in flat.items() if isinstance(value, str) and "${" in value}
+    if "worker" in tree:
+        trainer = "EasyR1"
+    elif "actor_rollout_ref" in tree:
+        trainer = "verl"
+    elif "rlhf_type" in tree or (_SWIFT_KEYS & {*tree} and "model" in tree and not isinstance(tree["model"], dict)):
+        trainer = "ms-swift"
+    elif _TRL_KEYS & {*tree}:
+        trainer = "TRL"
+    else:
+        raise UserError(
+            f"--from {path} looks like none of the files that are known: EasyR1 has a section worker, verl "
+            "actor_rollout_ref, TRL keys such as num_generations, ms-swift rlhf_type; OpenRLHF is started by a script"
+        )
+    settings = {key: _scalar(value) for key, value in flat.items() if key not in unread}
+    return ForeignFile(path, trainer, settings, tuple(unread))
+
+
+def _read_script(path: Path, text: str) -> ForeignFile:
+    known: dict[str, str] = {}
+    unread: dict[str, None] = {}
+    for line in _lines(text):
+        command = next((name for pattern, name in _COMMANDS.items() if re.search(pattern, line)), None)
+        if command is None:
+            if (match := _ASSIGNMENT.fullmatch(line)) and "$(" not in line:
+                known[match[1]] = _filled(" ".join(shlex.split(match[2])), known, unread)
+            continue
+        words = shlex.split(_filled(line, known, unread))
+        begin = next(place for place in range(len(words)) if re.search(_COMMAND, " ".join(words[: place + 1])))
+        outside = {**known, **{key: value for key, value in _settings_of(words[:begin]) if key in _ENVIRONMENT}}
+        settings = {key: _scalar(outside[key]) for key in _ENVIRONMENT if key in outside}
+        settings |= dict(_settings_of(words[begin + 1 :]))
+        base = settings.pop("config", None)  # EasyR1 reads a YAML file, and the words change it
+        if isinstance(base, str) and command == "EasyR1":
+            below = next((folder / base for folder in (Path(), *path.parents) if (folder / base).is_file()), None)
+            if below is None:
+                unread[f"the file {base}"] = None
+            else:
+                settings = {**_read_yaml(below).settings, **settings}
+        named = tuple(name for name in unread if f"${name}" in line or f"${{{name}" in line or " " in name)
+        return ForeignFile(path, command, settings, named)
+    raise UserError(
+        f"--from {path}: no line starts a trainer that is known: swift rlhf, openrlhf.cli.train_ppo_ray, "
+        "verl.trainer.main_ppo, verl.trainer.main (EasyR1), trl grpo"
+    )
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the script's commands, each on one line and without comments."""
+    lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
+    for line in "\n".join(lines).replace("\\\n", " ").split("\n"):
+        if stripped := line.strip():
+            yield stripped
+
+
+def _filled(text: str, known: Mapping[str, str], unread: dict[str, None]) -> str:
+    """Return a text with the values of variables in their place; one without a value stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        found = known.get(match[1], match[2])
+        if found is None:
+            unread[match[1]] = None
+        return match[0] if found is None else found
+
+    return _VARIABLE.sub(value, text)
+
+
+def _settings_of(words: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a command: --key value, --key (true), key=value, and variables of its environment."""
+    words = [word for word in words if word not in ("$@", "$*", "\\")]
+    words = words[: next((place for place, word in enumerate(words) if word in _ENDS), len(words))]
+    place = 0
+    while place < len(words):
+        word, place = words[place], place + 1
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            values = [value] if equals else []
+            while not equals and place < len(words) and not re.match(r"--\w", words[place]):
+                values.append(words[place])
+                place += 1
+            yield key, _scalar(values[0] if len(values) == 1 else values or True)
+        elif match := re.fullmatch(r"\+*([\w.]+)=(.*)", word, re.DOTALL):
+            yield match[1], _scalar(match[2])
+
+
+def _scalar(value: Any) -> Any:
+    """Return a text as the number, truth value or list that it writes; 1e-6 is a number, which YAML 1.1 denies."""
+    if isinstance(value, list):
+        return [_scalar(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value) if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)", value, re.I) else yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):
+        return value

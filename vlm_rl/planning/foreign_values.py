@@ -1,0 +1,160 @@
+"""The settings of other trainers as values of ours, one function for what each row of the table of names needs.
+
+    conversion = convert(read_foreign(path), rows=12_000, processes=8)
+    conversion.values        # {"rollout.prompts_per_step": (512, "data.rollout_batch_size"), ...}
+    conversion.left          # ["worker.ref.offload.offload_params: false", ...]
+
+What another trainer does by default and we do not (its clip, its betas) is a value too, with a comment that says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm_rl.config.foreign_names import settings
+from vlm_rl.planning.foreign_files import ForeignFile
+from vlm_rl.planning.foreign_rows import CONVERTERS, Conversion, ForeignRow, plain, shown
+
+# What each trainer does where nothing is said, by the names of the table; read in its configuration classes.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "EasyR1": {
+        "adv_estimator": "grpo",
+        "loss_avg_mode": "token",
+        "clip_ratio_low": 0.2,
+        "clip_ratio_high": 0.3,
+        "clip_ratio_dual": 3.0,
+        "optim.betas": [0.9, 0.999],
+        "optim.weight_decay": 0.01,
+    },
+    "verl": {
+        "loss_agg_mode": "token-mean",
+        "clip_ratio": 0.2,
+        "clip_ratio_c": 3.0,
+        "optim.betas": [0.9, 0.999],
+        "optim.weight_decay": 0.01,
+        "use_kl_loss": False,
+    },
+    "TRL": {
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "num_generations": 8,
+        "max_completion_length": 256,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "beta": 0.0,
+        "per_device_train_batch_size": 8,
+        "lr_scheduler_type": "linear",
+    },
+    "OpenRLHF": {"eps_clip": 0.2, "adam_betas": [0.9, 0.95], "generate_max_len": 1024, "train_batch_size": 128},
+    "ms-swift": {
+        "loss_type": "grpo",
+        "epsilon": 0.2,
+        "num_generations": 8,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "weight_decay": 0.1,
+        "beta": 0.04,
+        "freeze_vit": True,
+        "freeze_aligner": True,
+    },
+}
+
+
+def convert(file: ForeignFile, *, rows: int | None, processes: int | None) -> Conversion:
+    """Return what the settings of a file are here.
+
+    Args:
+        file: of another trainer.
+        rows: of the training data; None where it is not known, so that passes over it are no number of steps.
+        processes: of the run; None for what the file says, or 1.
+    """
+    conversion = Conversion(file.trainer)
+    found, unknown = _found(file)
+    count = processes or _processes(file)
+    for setting in sorted(settings(), key=lambda setting: _ORDER.get(setting.ours, 0)):
+        if given := found.get(id(setting)):
+            values = {name: value for name, (_, value) in given.items()}
+            keys = {name: key for name, (key, _) in given.items()}
+            row = ForeignRow(setting, values, keys, conversion, rows, count)
+            if not setting.ours:
+                for name, value in values.items():
+                    if name in _COLUMNS and isinstance(value, str):
+                        conversion.columns[_COLUMNS[name]] = value
+                    else:
+                        row.leave(name, setting.note)
+            else:
+                CONVERTERS.get(setting.ours, plain)(row)
+                quiet = [name for name in values if name not in row.told and "default" not in keys[name]]
+                conversion.same += [f"{keys[name]}: {shown(values[name])}" for name in quiet]
+    conversion.left += [f"{key}: {shown(value)}" for key, value in unknown.items()]
+    conversion.left += [f"{name}: its value is not in the file" for name in file.unread]
+    return conversion
+
+
+def _found(file: ForeignFile) -> tuple[dict[int, dict[str, tuple[str, Any]]], dict[str, Any]]:
+    """Return, by the row of the table, its names with key and value; and the settings that no row names."""
+    found: dict[int, dict[str, tuple[str, Any]]] = {}
+    unknown: dict[str, Any] = {}
+    for key, value in file.settings.items():
+        named = [
+            (len(name), name, setting)
+            for setting in settings()
+            for name in setting.names[file.trainer]
+            if f".{key}".endswith(f".{name}")
+        ]
+        longest = max((length for length, *_ in named), default=0)
+        for length, name, setting in named:
+            if length == longest and not (name in found.get(id(setting), {}) and ".ref." in f".{key}"):
+                found.setdefault(id(setting), {})[name] = (key, value)
+        if not named:
+            unknown[key] = value
+    for setting in settings():
+        mine = found.get(id(setting), {})
+        for name in setting.names[file.trainer]:
+            default = _DEFAULTS[file.trainer].get(name)
+            alone = not any(other in mine for other in _INSTEAD.get(name, ()))
+            if default is not None and name not in mine and alone:
+                found.setdefault(id(setting), {})[name] = (f"{name}, its default", default)
+    return found, unknown
+
+
+_INSTEAD = {  # a default -> what stands in its place
+    "eps_clip": ("eps_clip_low_high",),
+    "adam_betas": ("adam.betas",),
+    "generate_max_len": ("max_new_tokens",),
+    "train_batch_size": ("train.batch_size",),
+    "per_device_train_batch_size": ("generation_batch_size",),
+}
+_COLUMNS = {  # settings that name a column of the data -> the option of vlm-rl prepare
+    "prompt_key": "question",
+    "input_key": "question",
+    "answer_key": "answer",
+    "label_key": "answer",
+    "image_key": "images",
+}
+_ORDER = {  # rows that need what others give: after these
+    "rollout.responses_per_prompt": -3,
+    "rollout.prompts_per_step": -2,
+    "rollout.max_tokens": -2,
+    "train.mini_batch_prompts": -1,
+    "data.train": -3,
+    "model.freeze": 1,
+    "train.steps": 1,
+    "train.warmup_steps": 2,
+    "train.warmup_rollout_steps": 2,
+}
+
+
+def _processes(file: ForeignFile) -> int:
+    """Return how many processes the file starts, 1 where it does not say."""
+
+    def number(*names: str) -> int:
+        for name in names:
+            for key, value in file.settings.items():
+                if f".{key}".endswith(f".{name}") and isinstance(value, int):
+                    return value
+        return 1
+
+    return number("NPROC_PER_NODE", "n_gpus_per_node", "actor.num_gpus_per_node", "actor_num_gpus_per_node") * number(
+        "NNODES", "nnodes", "actor.num_nodes", "actor_num_nodes"
+    )
