@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from vlm_rl.demo.live.replies import AskSettings, Backend, LiveQuestion, Reply
 from vlm_rl.errors import UserError
+from vlm_rl.run.terminal import clock
 
 ABANDONED_SECONDS = 30.0  # a page that has not looked for so long is gone: nothing is generated for it
 MAX_COLUMNS = 6
@@ -24,6 +25,7 @@ class Limits:
     max_tokens: int = 4096
     max_question: int = 8000  # characters
     max_waiting: int = 8  # pages in line
+    max_seconds: float = 600.0  # for an answer, and for a line that does not move
 
 
 class Broadcast:
@@ -32,6 +34,7 @@ class Broadcast:
     def __init__(self, backends: Sequence[Backend], question: LiveQuestion, settings: AskSettings) -> None:
         self.names = [backend.name for backend in backends]
         self._replies = [Reply() for _ in backends]
+        self._final: list[Reply] | None = None  # once given up
         self._cancelled = threading.Event()
         self._looked = time.monotonic()
         self._threads = [
@@ -48,7 +51,13 @@ class Broadcast:
     def replies(self) -> list[Reply]:
         """Return the columns as they are now; asking for them shows that somebody is still there."""
         self._looked = time.monotonic()
-        return list(self._replies)
+        return list(self._final or self._replies)
+
+    def give_up(self, note: str) -> None:
+        """Let every column that has not ended fail with this note, whatever its thread still does."""
+        self._cancelled.set()
+        states = [reply if reply.is_over else replace(reply, phase="failed", note=note) for reply in self._replies]
+        self._final = states
 
     def cancel(self) -> None:
         """Let the threads know that nobody wants the answers any more."""
@@ -119,7 +128,8 @@ class AskQueue:
             question: to ask.
             settings: how to draw.
 
-        Raises UserError for a question that is refused.
+        Raises UserError for a question that is refused, and where the line does not move for limits.max_seconds more
+        than an answer may take.
         """
         broadcast = Broadcast(self._check(names, question, settings), question, settings)
         ticket = (page, broadcast)
@@ -129,13 +139,21 @@ class AskQueue:
             if len(self._line) > self.limits.max_waiting:
                 raise UserError(f"{len(self._line)} pages are in line already: try again later")
             self._line.append(ticket)
-        is_started = False
+        is_started, seconds = False, self.limits.max_seconds
+        first, moved = None, time.monotonic()
         try:
             while not broadcast.is_cancelled():
                 with self._changed:
                     ahead = self._line.index(ticket)
+                    if self._line[0] is not first:
+                        first, moved = self._line[0], time.monotonic()
                     if ahead:
-                        self._changed.wait(0.5)
+                        self._changed.wait(min(0.5, seconds))
+                if ahead and time.monotonic() - moved > 2 * seconds:
+                    raise UserError(
+                        f"the question ahead of yours has not ended for {clock(2 * seconds)}: its model hangs; "
+                        "whoever runs this demo has to start it again"
+                    )
                 if not ahead:
                     break
                 yield AskState(ahead, broadcast.names, broadcast.replies())
@@ -144,7 +162,11 @@ class AskQueue:
                 return
             is_started = True
             broadcast.start()
+            begun = time.monotonic()
             while not broadcast.is_over:
+                if time.monotonic() - begun > seconds:
+                    broadcast.give_up(f"no end after {clock(seconds)}: stopped")
+                    break
                 yield AskState(0, broadcast.names, broadcast.replies())
                 time.sleep(0.2)
             yield AskState(0, broadcast.names, broadcast.replies())

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -488,6 +489,32 @@ def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
     assert list(waiting)[-1].replies[0].stop == "cancelled", "one that waits can be cancelled too"
     running.close()  # the page is gone
     wait_for(lambda: num_asking(queue) == 0)
+
+
+class Deaf(Teller):
+    """Begins to answer, and hangs until the test is over, cancelled or not."""
+
+    def __init__(self, name: str, end: threading.Event) -> None:
+        super().__init__(name)
+        self._end = end
+
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
+        yield Reply("writing", "I", 1)
+        self._end.wait()
+
+
+def test_no_page_waits_for_ever_for_a_model_that_hangs():
+    """The page that asked it keeps what the others said; the next page is told, since two questions never compute."""
+    end = threading.Event()
+    queue = AskQueue([Teller("a"), Deaf("b", end)], limits=Limits(max_seconds=0.3))
+    ours = list(queue.ask("one", ["a", "b"], LiveQuestion("?"), SHORT))[-1]
+    assert [(reply.phase, reply.text) for reply in ours.replies] == [("ended", "<think>hm</think>4"), ("failed", "I")]
+    assert ours.replies[1].note == "no end after 0:00: stopped"
+    with pytest.raises(UserError, match=r"ahead of yours has not ended for 0:01: its model hangs"):
+        list(queue.ask("two", ["a"], LiveQuestion("?"), SHORT))
+    end.set()
+    wait_for(lambda: num_asking(queue) == 0)
+    assert list(queue.ask("two", ["a"], LiveQuestion("?"), SHORT))[-1].replies[0].phase == "ended"
 
 
 def test_nothing_is_generated_for_a_page_that_is_gone(monkeypatch):
