@@ -13,7 +13,8 @@ and functions that both have:
     runs         runs, checkpoints, sets and evaluations that the first commit wrote, opened by both (same_runs.py)
     quickstart   every metric of the quickstart's training and every evaluation, seed 0
 
-The table gives the number of values and the largest relative difference. Any difference makes the exit code 1.
+The table gives the number of values, the largest relative difference, and how many values, such as those of new keys,
+the other commit has alone. Any difference makes the exit code 1.
 
 What it says of the move of all modules into rooms (404d0e5 to 39bcfdb): grader 3,621 of 3,621 values equal, steps 40
 of 40. Up to e747c46~1: scores 27,761 of 27,761, quickstart 2,655 of 2,655. e747c46 sums the parts of attention in a
@@ -57,8 +58,14 @@ def main() -> int:
         (work / "corpus.jsonl").write_bytes(corpus(trees[0]).read_bytes())
         different = 0
         try:
-            print(f"| {options.base} against {options.other} | values | different | largest relative difference |")
-            print("|---|---|---|---|", flush=True)
+            head = (
+                f"{options.base} against {options.other}",
+                "values",
+                "different",
+                "largest relative difference",
+                "new",
+            )
+            print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
             for probe in options.only:
                 # The commits side by side, except where they share a folder and run commands side by side themselves.
                 with ThreadPoolExecutor(1 if probe == "runs" else len(trees)) as pool:
@@ -66,7 +73,8 @@ def main() -> int:
                 changed = list(differences(*results))
                 different += len(changed)
                 largest = max((size for _, size in changed), default=0.0)
-                print(f"| {probe} | {len(results[0])} | {len(changed)} | {largest:.2g} |", flush=True)
+                new = len(results[1].keys() - results[0].keys())
+                print(f"| {probe} | {len(results[0])} | {len(changed)} | {largest:.2g} | {new} |", flush=True)
                 for key, _ in changed[:5]:
                     left, right = (f"{result.get(key)!r:.2000}" for result in results)
                     print(f"    {key}: {left} -> {right}", file=sys.stderr)
@@ -94,8 +102,11 @@ def run(tree: Path, *command: str) -> str:
 
 
 def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
-    """Yield (name, relative difference) of the values that are not equal; infinite where one is not a number."""
-    for key in {**base, **other}:
+    """Yield (name, relative difference) of the first commit's values that are not equal.
+
+    It is infinite where one is not a number or is missing.
+    """
+    for key in base:
         left, right = base.get(key), other.get(key)
         if left == right or (left != left and right != right):  # NaN on both sides is equal too
             continue
