@@ -35,6 +35,12 @@ def test_the_divergence_by_hand() -> None:
     assert float(top_divergence(p.log(), q.log())) == pytest.approx(expected, rel=1e-6)
     # A policy that leaves the teacher's ids is far from it, though p log(p / q) vanishes on them.
     assert float(top_divergence(p.log() - 20, q.log())) == pytest.approx(math.log(1 / 0.15), rel=1e-6)
+    # An id that the policy bans is one that it leaves to the teacher, and its gradient is 0.
+    banned = torch.tensor([[math.log(0.5), -math.inf]], requires_grad=True)
+    found = top_divergence(banned, q.log())
+    assert float(found.detach()) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.15), rel=1e-6)
+    (gradient,) = torch.autograd.grad(found.sum(), banned)
+    assert gradient.isfinite().all() and gradient[0, 1] == 0
     # The teacher is certain: what it leaves counts as SMALLEST_TAIL, and nothing is infinite.
     certain = top_divergence(torch.tensor([[0.9]]).log(), torch.zeros(1, 1))
     assert float(certain) == pytest.approx(0.9 * math.log(0.9) + 0.1 * math.log(0.1 / SMALLEST_TAIL), rel=1e-4)

@@ -326,7 +326,8 @@ def top_divergence(top_logp_Kk: Tensor, teacher_top_Kk: Tensor) -> Tensor:
         D = sum_{v of the k} p_v log(p_v / q_v) + p_rest log(p_rest / q_rest),   rest = 1 - sum of the k
 
     Distributions over fewer outcomes diverge less, so 0 <= D <= the KL over the whole vocabulary. Without the bucket
-    D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as that.
+    D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as that, and an id that the policy
+    never draws (a banned one, of a teacher that knows no bans) as p_v = 0.
 
     Args:
         top_logp_Kk: the policy's log-probs of the k ids, with gradient.
@@ -335,7 +336,8 @@ def top_divergence(top_logp_Kk: Tensor, teacher_top_Kk: Tensor) -> Tensor:
     p_Kk = top_logp_Kk.exp()
     rest_K = (1 - p_Kk.sum(-1)).clamp(min=SMALLEST_TAIL)
     teacher_rest_K = (1 - teacher_top_Kk.exp().sum(-1)).clamp(min=SMALLEST_TAIL)
-    return (p_Kk * (top_logp_Kk - teacher_top_Kk)).sum(-1) + rest_K * (rest_K / teacher_rest_K).log()
+    gap_Kk = (top_logp_Kk - teacher_top_Kk).masked_fill(top_logp_Kk.isneginf(), 0.0)
+    return (p_Kk * gap_Kk).sum(-1) + rest_K * (rest_K / teacher_rest_K).log()
 
 
 # --- the loss ---------------------------------------------------------------------------------

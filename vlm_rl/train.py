@@ -21,8 +21,7 @@ from vlm_rl.config import Config
 from vlm_rl.distributed import rank
 from vlm_rl.learner.learner import LossFunction, UpdateResult
 from vlm_rl.losses import policy_loss, token_weights
-from vlm_rl.rollouts.collect import RolloutBatch, TooManyUndecidedError, collect
-from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.rollouts.collect import RolloutBatch, collect
 from vlm_rl.session.mini_batches import MiniBatches, pack
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
@@ -74,14 +73,10 @@ def train(
 def train_step(session: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = session.state(), Timings(session.recorder.phase)
-    try:
+    with session.abandoning(before):
         batch = collect(
             session.collecting, step=session.step, belief=session.belief, phase=timings.phase, history=session.history
         )
-    except (ServersGoneError, TooManyUndecidedError) as error:
-        session.ask_to_stop(error)
-        session.stop_if_asked(before)
-        raise
     session.stop_if_asked(before)  # abandons this step and saves its beginning
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
@@ -89,7 +84,7 @@ def train_step(session: Session) -> None:
     mini_batches = MiniBatches(session, partial(pack, session, batch, parts, credit.of_responses), credit)
     mini_batches.packed(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
-    with beside_update, session.speed.update():
+    with session.abandoning(before), beside_update, session.speed.update():  # a teacher's servers may be gone
         results = optimize(session, mini_batches, timings)
     with timings.phase("sync"):
         session.sync_weights()

@@ -56,7 +56,7 @@ BREAKS = (
     Break("credit: not in the loss", "losses", "weight_K * inputs.credit_K.to(logp_K.dtype)", "weight_K", CREDIT),
     Break("teacher: sign", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(old_logp_K - inputs.teacher_logp_K)", TEACHER),
     Break("teacher: the gap has a gradient", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(inputs.teacher_logp_K - logp_K)", TEACHER),
-    Break("teacher: the other divergence", "losses", "(p_Kk * (top_logp_Kk - teacher_top_Kk))", "(teacher_top_Kk.exp() * (teacher_top_Kk - top_logp_Kk))", TEACHER),
+    Break("teacher: the other divergence", "losses", "(p_Kk * gap_Kk)", "(teacher_top_Kk.exp() * -gap_Kk)", TEACHER),
     Break("teacher: nothing for the other ids", "losses", " + rest_K * (rest_K / teacher_rest_K).log()", "", TEACHER),
     Break("teacher: a mean over the micro-batch", "losses", "inputs.mean_weight * teacher_kl_K.sum()", "teacher_kl_K.mean()", TEACHER),
     Break("head: further ids push nothing down", "learner.head", "constant_C1 + grad_top_Ck.sum(1, keepdim=True)", "constant_C1", "tests/learner/test_head.py"),

@@ -96,11 +96,18 @@ class HadwConfig(ConfigSection):
         return self.scale or (1.5 if self.variant == "published_code" else 1.3)
 
 
+MOST_SERVED = 20  # ids of a token that vLLM names, by default
+
+
 class DistillationConfig(ConfigSection):
     """On-policy distillation: a teacher scores the responses of the policy; see docs/algorithms/distillation.md."""
 
     teacher: str | None = None
     """The folder of the teacher, a frozen model with the tokenizer of model.path; null: there is none."""
+    servers: list[str] = []
+    """Addresses of servers of the teacher, which `vlm-rl serve` starts from a configuration whose model.path is the
+    teacher's folder, with the token of rollout.server_token. They score in its place; the folder is then read for its
+    tokenizer alone. Experimental on GPUs."""
     coef: PositiveFloat = 1.0
     """Weight of the divergence from the teacher, in the advantage or in the loss."""
     top_k: NonNegativeInt = 0
@@ -119,6 +126,13 @@ class DistillationConfig(ConfigSection):
             for key in sorted(self.model_fields_set - {"teacher"}):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     yield f"{key} is {getattr(self, key)!r}, and there is no teacher: give teacher a model folder"
+        yield from (
+            f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
+            for url in self.servers
+            if not is_server_address(url)
+        )
+        if self.servers and self.top_k > MOST_SERVED:
+            yield f"top_k is {self.top_k}, and servers name at most {MOST_SERVED} ids: give less, or no servers"
         if self.hint and "{answer}" not in self.hint:
             yield f"hint is {self.hint!r}, which does not say where the answer goes: write {{answer}} there"
 
@@ -508,6 +522,17 @@ class Config(ConfigSection):
         for name in sorted(self.eval.by_set.keys() - {*known}) if known else ():
             hint = near(name, known, otherwise=f"it has {', '.join(known)}")
             yield f"eval.by_set.{name}: data.eval has no set of this name; {hint}"
+        if self.algorithm.distillation.servers:
+            if (t := self.rollout.temperature) != 1:
+                yield (
+                    f"rollout.temperature is {t:g}, and algorithm.distillation.servers are given, which score at 1: "
+                    "set it to 1, or let a teacher in this process score"
+                )
+            if self.environment.name is not None:
+                yield (
+                    f"environment.name is {self.environment.name}, and algorithm.distillation.servers are given, "
+                    "which score responses without observations: let a teacher in this process score"
+                )
         if self.model.fused_head and self.algorithm.distillation.top_k:
             yield (
                 f"model.fused_head is true, and algorithm.distillation.top_k is {self.algorithm.distillation.top_k}: "

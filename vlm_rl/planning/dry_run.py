@@ -175,9 +175,11 @@ def with_checkpointing(plan: DryRun, way: Checkpointing) -> DryRun:
 
 
 def _teacher_parameters(config: Config) -> int:
-    """Return the parameters of the teacher; 0 without one, and where it is the model under the adapters."""
+    """Return the parameters of the teacher here; 0 without one, with servers, and for the model under adapters."""
     teacher = config.algorithm.distillation.teacher
-    if teacher is None or (config.model.lora is not None and is_same_folder(teacher, config.model.path)):
+    is_served = bool(config.algorithm.distillation.servers)
+    is_base = config.model.lora is not None and teacher and is_same_folder(teacher, config.model.path)
+    if teacher is None or is_served or is_base:
         return 0
     try:
         source, raw = read_model_config(teacher)

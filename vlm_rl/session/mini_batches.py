@@ -95,6 +95,9 @@ class MiniBatches:
         if teacher is None:
             return mini_batches
         with timings.phase("teacher_logprobs"):
+            if teacher.servers is not None:
+                pairs = zip(self._credit.parts, mini_batches, strict=True)
+                return teacher.asked([(groups, rows) for groups, rows in pairs], self._session.builder)
             shown = self._pack(tokens, teacher=teacher) if teacher.hint else self.packed(tokens)
             return [teacher.scored(self._session.learner, *pair) for pair in zip(mini_batches, shown, strict=True)]
 

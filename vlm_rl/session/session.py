@@ -6,7 +6,8 @@ vlm_rl.train holds the training loop and uses these parts. vlm_rl.session.run ho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from types import MappingProxyType, TracebackType
@@ -90,7 +91,13 @@ class Session:
         self.learner = self._load_learner(stages)
         wants_reference = config.algorithm.kl_coef > 0
         self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
-        self.teacher = load_teacher(config, self.learner, self.builder)
+        self.teacher = load_teacher(
+            config,
+            self.learner,
+            self.builder,
+            is_stopped=run.is_stopped,
+            note=lambda text: self.recorder.note(f"step {self.step + 1}: {text}"),
+        )
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._start_engine()
         stages.done("engine", self.sampler.name)
@@ -280,6 +287,19 @@ class Session:
     def ask_to_stop(self, reason: ServersGoneError | TooManyUndecidedError) -> None:
         """Let the next `stop_if_asked` save and stop, and say why."""
         self.run.ask_to_stop(f"{reason}: stopped")
+
+    @contextmanager
+    def abandoning(self, before: SessionState) -> Iterator[None]:
+        """Save a step's beginning and stop where servers are gone, or too much of it could not be judged.
+
+        That must be raised before the step's first update, on all ranks.
+        """
+        try:
+            yield
+        except (ServersGoneError, TooManyUndecidedError) as error:
+            self.ask_to_stop(error)
+            self.stop_if_asked(before)
+            raise
 
     def _best_step(self) -> int | None:
         """Return the saved step with the highest accuracy on the first set of data.eval."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from vlm_rl.config import Config
-from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.prompts import PromptBuilder, PromptCache
+from vlm_rl.distributed import all_gather
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.learner import Learner
@@ -22,19 +27,24 @@ from vlm_rl.model_files.model_folder import (
     open_config,
     open_tokenizer,
 )
+from vlm_rl.samplers.remote.client import ResponseScores
+from vlm_rl.samplers.remote.scoring import ScoreRequest, ScoringServers
+from vlm_rl.samplers.remote.serve import token_path
+from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.parts import load_frozen
-from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Problem
+from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Group, Problem
 
 KEY = "algorithm.distillation.teacher"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Teacher:
-    """What scores the responses, and what it reads before them."""
+    """What scores the responses, and what it reads before them: a model here, or servers."""
 
-    model: Reference | BaseReference
+    model: Reference | BaseReference | None
     top_k: int
     hint: str
+    servers: ScoringServers | None = None
 
     def shown(self, problem: Problem) -> Problem:
         """Return the problem with the hint behind its question, where it has an answer to tell."""
@@ -47,20 +57,88 @@ class Teacher:
 
     def scored(self, learner: Learner, rows: Sequence[PackedRow], shown: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows with the teacher's log-probs; `shown` has the same responses as the teacher reads them."""
+        assert self.model is not None
         return learner.with_teacher_log_probs(rows, shown, self.model, top_k=self.top_k)
 
+    def asked(
+        self, mini_batches: Sequence[tuple[Sequence[Group], list[PackedRow]]], builder: PromptBuilder
+    ) -> list[list[PackedRow]]:
+        """Return the rows of the mini-batches with the log-probs that the servers give, on all ranks together.
 
-def load_teacher(config: Config, learner: Learner, builder: PromptBuilder) -> Teacher | None:
+        Args:
+            mini_batches: the groups of each on all ranks, and this rank's rows.
+            builder: of the policy, for the prompts as the teacher reads them.
+
+        Raises ServersGoneError on all ranks where one of them gets no answer.
+        """
+        assert self.servers is not None
+        prompts, requests, places = PromptCache(builder), list[ScoreRequest](), list[tuple[int, int, list[int]]]()
+        for number, (groups, rows) in enumerate(mini_batches):
+            wanted: dict[int, set[int]] = {}
+            for group, index in (member for row in rows for member in row.members):
+                wanted.setdefault(group, set()).add(index)
+            for group, indices in wanted.items():
+                places.append((number, group, sorted(indices)))
+                responses = [groups[group].rollouts[index].ids for index in sorted(indices)]
+                requests.append(ScoreRequest(prompts[self.shown(groups[group].problem)], responses))
+        try:
+            answers, why = self.servers.scores(requests, top_k=self.top_k), ""
+        except ServersGoneError as error:
+            answers, why = [], str(error)
+        if reason := next(filter(None, all_gather(why)), ""):
+            raise ServersGoneError(reason)
+        found = {
+            (number, group, index): scores
+            for (number, group, indices), of_group in zip(places, answers, strict=True)
+            for index, scores in zip(indices, of_group, strict=True)
+        }
+        return [
+            [
+                _with_scores(row, [found[number, *member] for member in row.members], self.top_k, builder)
+                for row in rows
+            ]
+            for number, (_, rows) in enumerate(mini_batches)
+        ]
+
+
+def _with_scores(row: PackedRow, scores: Sequence[ResponseScores], top_k: int, builder: PromptBuilder) -> PackedRow:
+    """Return the row with the scores of its responses. Ids beyond the policy's head are like banned ones."""
+    joined = (np.concatenate([getattr(s, name) for s in scores]) for name in ("logprobs", "top_ids", "top_logprobs"))
+    logp_K, ids_Kk, top_Kk = map(torch.from_numpy, joined)
+    if top_k:
+        is_known_Kk = ids_Kk < builder.config.get_text_config().vocab_size
+        ids_Kk = torch.where(is_known_Kk, ids_Kk, builder.banned_ids[0] if builder.banned_ids else 0)
+    extra = {"teacher_ids_Kk": ids_Kk, "teacher_top_Kk": top_Kk} if top_k else {}
+    return replace(row, loss=replace(row.loss, teacher_logp_K=logp_K, **extra))
+
+
+def load_teacher(
+    config: Config,
+    learner: Learner,
+    builder: PromptBuilder,
+    *,
+    is_stopped: Callable[[], bool],
+    note: Callable[[str], None],
+) -> Teacher | None:
     """Load the teacher that the configuration names, on all ranks together; None where it names none.
 
-    With adapters the model that the run began with is in memory already. Raises UserError for a folder that is
+    With adapters the model that the run began with is in memory already, and servers score with their own.
+
+    Args:
+        config: of the run.
+        learner: of the policy.
+        builder: its prompt builder.
+        is_stopped: tells whether the run is to end.
+        note: prints a line.
+
+    Raises UserError for a folder that is
     damaged, and for a model that reads other tokens than the policy.
     """
     options = config.algorithm.distillation
     if options.teacher is None:
         return None
     path = Path(options.teacher)
-    if config.model.lora is not None and is_same_folder(path, config.model.path):
+    if not options.servers and config.model.lora is not None and is_same_folder(path, config.model.path):
         return Teacher(BaseReference(learner.engine), options.top_k, options.hint)
     with _named():
         check_model_folder(path)
@@ -73,6 +151,22 @@ def load_teacher(config: Config, learner: Learner, builder: PromptBuilder) -> Te
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
         check_reads_the_same(config, teacher, path, top_k=options.top_k, num_banned=len(builder.banned_ids))
+        if options.servers:
+            if builder.max_videos:
+                raise UserError("servers are given, which are sent no videos: let a teacher in this process score")
+            servers = ScoringServers(
+                options.servers,
+                token_file=token_path(config.rollout.server_token),
+                timeout=config.rollout.server_timeout,
+                needed={
+                    "model": sha256((path / "config.json").read_bytes()).hexdigest(),
+                    **{key: builder.engine_options[key] for key in ("mm_processor_kwargs",) if builder.is_vision},
+                },
+                max_model_len=config.data.max_prompt_tokens + config.trained_tokens + 1,
+                is_stopped=is_stopped,
+                note=note,
+            )
+            return Teacher(None, options.top_k, options.hint, servers)
         size, known = (each.get_text_config().vocab_size for each in (teacher, builder.config))
         model = load_frozen(
             config, learner, path, banned_ids=[*builder.banned_ids, *range(known, size)], stays=not options.offload

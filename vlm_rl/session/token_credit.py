@@ -31,7 +31,7 @@ class TokenCredit:
             parts: the mini-batches, on all ranks.
             weigh: returns the weights [P, G] of a mini-batch, given its groups and the sums of credits of responses.
         """
-        self._session, self._parts, self._weigh = session, parts, weigh
+        self._session, self.parts, self._weigh = session, parts, weigh
         self.of_responses = [weigh(part) for part in parts]
         self.mean_weights = self.of_responses  # of a response's tokens, with their credit; for the metrics
         self.metrics: dict[str, float] = {}
@@ -62,12 +62,12 @@ class TokenCredit:
             "visual": {"threshold": options.credit_threshold},
         }[rule.credit]
         dependence: list[Dependence] = [
-            _dependence(part, *rows) for part, *rows in zip(self._parts, seeing, blind, strict=True)
+            _dependence(part, *rows) for part, *rows in zip(self.parts, seeing, blind, strict=True)
         ]
         self._credits = [CREDITS[rule.credit](each, **extra) for each in dependence]
-        masses = [_masses(part, each) for part, each in zip(self._parts, self._credits, strict=True)]
-        self.of_responses = [self._weigh(part, mass_PG) for part, mass_PG in zip(self._parts, masses, strict=True)]
-        lengths = [np.stack([group.lengths_G for group in part]) for part in self._parts]
+        masses = [_masses(part, each) for part, each in zip(self.parts, self._credits, strict=True)]
+        self.of_responses = [self._weigh(part, mass_PG) for part, mass_PG in zip(self.parts, masses, strict=True)]
+        lengths = [np.stack([group.lengths_G for group in part]) for part in self.parts]
         self.mean_weights = [
             weights_PG * mass_PG / np.maximum(lengths_PG, 1)
             for weights_PG, mass_PG, lengths_PG in zip(self.of_responses, masses, lengths, strict=True)
@@ -75,14 +75,14 @@ class TokenCredit:
         self.metrics = dependence_metrics(
             [group for each in dependence for group in each],
             [group for each in self._credits for group in each],
-            [[reward.grade.correct for reward in group.rewards] for part in self._parts for group in part],
+            [[reward.grade.correct for reward in group.rewards] for part in self.parts for group in part],
         )
 
     def with_blind(self, number: int, rows: Sequence[PackedRow], blind: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows of a mini-batch with blind_logp_K, of the same rows in `blind`; NaN without images."""
         if not self._session.config.algorithm.perception_coef:
             return list(rows)
-        sees = [bool(group.problem.images) for group in self._parts[number]]
+        sees = [bool(group.problem.images) for group in self.parts[number]]
         return [_with_blind(*pair, sees) for pair in zip(rows, blind, strict=True)]
 
     def filled(self, number: int, rows: Sequence[PackedRow]) -> list[PackedRow]:

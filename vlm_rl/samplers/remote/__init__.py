@@ -3,6 +3,7 @@
     servers   the sampler
     serve     start a server for a run
     schedule  which server samples which group; loads nothing
+    scoring   a teacher's log-probs of given responses
     client    the connection to one server, and what it answers
     gloo_link weights over TCP, from host memory to host memory
 
@@ -10,4 +11,4 @@ Private to this room: fleet (which servers answer and hold the current weights),
 sampling (the groups of a batch, from all of them) and background (batches that are sampled while others train).
 """
 
-__all__ = ["client", "gloo_link", "schedule", "serve", "servers"]
+__all__ = ["client", "gloo_link", "schedule", "scoring", "serve", "servers"]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
+import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import SamplingParams
@@ -35,6 +36,15 @@ class ServerResponse:
     logprobs: list[float]
     versions: list[tuple[int, int, str]]  # tokens [start, end) were sampled by the weights with this label
     num_cached: int = 0  # prompt tokens whose keys and values the server had
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResponseScores:
+    """How likely a server's model finds a response's tokens, at temperature 1."""
+
+    logprobs: np.ndarray  # float32 [R]
+    top_ids: np.ndarray  # int64 [R, k], the most likely ids, in order
+    top_logprobs: np.ndarray  # float32 [R, k]
 
 
 @asynccontextmanager
@@ -131,13 +141,8 @@ async def ask_group(
 
     Raises ServerError where a reply is not what these parameters can give.
     """
-    images = [
-        {"size": list(image.size), "data": base64.b64encode(image.convert("RGB").tobytes()).decode()}
-        for image in prompt.images
-    ]
     body = {
-        "ids": prompt.sampler_ids.tolist(),
-        "images": images,
+        **_prompt_body(prompt),
         "params": asdict(params),
         "seeds": list(seeds),
         "eos_ids": sorted(builder.eos_ids),
@@ -151,6 +156,48 @@ async def ask_group(
     if len(responses) != len(seeds):
         raise ServerError(f"/vlm_rl/generate: {len(responses)} responses instead of {len(seeds)}")
     return responses
+
+
+async def ask_scores(
+    client: httpx.AsyncClient, prompt: Prompt, responses: Sequence[np.ndarray], *, top_k: int
+) -> list[ResponseScores]:
+    """Return the scores of responses to a prompt, in order. Waits without limit.
+
+    Args:
+        client: connected to the server.
+        prompt: that was answered.
+        responses: their ids.
+        top_k: how many of the most likely ids are wanted of each token.
+
+    Raises ServerError where a reply is no scores of these.
+    """
+    body = {**_prompt_body(prompt), "responses": [ids.tolist() for ids in responses], "top_k": top_k}
+    reply = await ask(client, "/vlm_rl/score", body, seconds=None)
+    try:
+        scores = [
+            ResponseScores(
+                np.array(item["logprobs"], np.float32).reshape(len(ids)),
+                np.array(item["top_ids"], np.int64).reshape(len(ids), top_k),
+                np.array(item["top_logprobs"], np.float32).reshape(len(ids), top_k),
+            )
+            for item, ids in zip(reply["scores"], responses, strict=True)
+        ]
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ServerError(f"/vlm_rl/score: not the scores of these responses: {error!r}"[:300]) from None
+    for score in scores:
+        if not (np.isfinite(score.logprobs).all() and np.isfinite(score.top_logprobs).all()):
+            raise ServerError("/vlm_rl/score: a log-prob that is not finite")
+        if score.top_ids.size and score.top_ids.min() < 0:
+            raise ServerError("/vlm_rl/score: an id below 0")
+    return scores
+
+
+def _prompt_body(prompt: Prompt) -> dict[str, Any]:
+    images = [
+        {"size": list(image.size), "data": base64.b64encode(image.convert("RGB").tobytes()).decode()}
+        for image in prompt.images
+    ]
+    return {"ids": prompt.sampler_ids.tolist(), "images": images}
 
 
 def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> ServerResponse:

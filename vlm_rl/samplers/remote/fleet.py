@@ -65,7 +65,7 @@ class Fleet:
         Raises UserError where there is no token, and for a list of servers that cannot be read.
         """
         self.settings = settings
-        self.token = _read_token(settings.token_file)
+        self.token = read_token(settings.token_file)
         self.dtype = dtype
         self.version = 0  # of the current weights
         self.rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can sample at once
@@ -217,7 +217,7 @@ def _read_addresses(where: Sequence[str] | str) -> list[str]:
     return [line.rstrip("/") for line in lines]
 
 
-def _read_token(path: Path) -> str:
+def read_token(path: Path) -> str:
     """Return the servers' token. Raises UserError where there is none."""
     try:
         token = path.read_text().strip()

@@ -4,6 +4,7 @@ vLLM loads RolloutEndpoint as an ASGI middleware. Its own API key leaves the rou
 
     GET  /vlm_rl/info        what is served, for the learner to compare with what it needs
     POST /vlm_rl/generate    one prompt with its images, and all its responses
+    POST /vlm_rl/score       one prompt with its images and responses, and the log-probs of their tokens
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.samplers.vllm.options import prompt_request, sampling_options
+from vlm_rl.samplers.vllm.options import prompt_request, sampling_options, scoring_options
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 _TRIES = 3  # of a response whose prepared images were lost
@@ -49,8 +50,8 @@ class RolloutEndpoint:
             return await JSONResponse({"error": "wrong or missing token"}, 401)(scope, receive, send)
         if scope["path"] == "/vlm_rl/info":
             return await JSONResponse(await _info(_engine(scope)))(scope, receive, send)
-        if scope["path"] == "/vlm_rl/generate":
-            reply = await _unless_disconnected(_generate(_engine(scope), await _body(receive)), receive)
+        if work := {"/vlm_rl/generate": _generate, "/vlm_rl/score": _score}.get(scope["path"]):
+            reply = await _unless_disconnected(work(_engine(scope), await _body(receive)), receive)
             return None if reply is None else await reply(scope, receive, send)
         return await self.app(scope, receive, send)
 
@@ -122,6 +123,35 @@ async def _generate(engine: Any, body: bytes) -> JSONResponse:
     return JSONResponse({"responses": responses})
 
 
+async def _score(engine: Any, body: bytes) -> JSONResponse:
+    """Return the log-probs of given responses. Errors are answered as by `_generate`."""
+    try:
+        asked = json.loads(body)
+        images, k = [_image(item) for item in asked["images"]], asked["top_k"]
+        setting = scoring_options(vllm, top_k=k)
+        works = [
+            scores_of(engine, prompt_request([*asked["ids"], *ids], images), setting, tokens=len(ids), top_k=k)
+            for ids in asked["responses"]
+        ]
+        scores = await _gathered(works)
+    except (ValueError, TypeError, KeyError, AssertionError) as error:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"[:500]}, 400)
+    return JSONResponse({"scores": scores})
+
+
+async def scores_of(engine: Any, prompt: Any, setting: Any, *, tokens: int, top_k: int) -> dict[str, Any]:
+    """Return the log-probs of the last tokens of a prompt, and the most likely ids in the place of each."""
+    output = await _retried(engine, prompt, setting)
+    table = output.prompt_logprobs
+    logprobs, top_ids, top_logprobs = [], [], []
+    for place in range(len(table) - tokens, len(table)):
+        start, end = table.start_indices[place], table.end_indices[place]  # the token itself comes first
+        logprobs.append(table.logprobs[start])
+        top_ids.append(table.token_ids[start + 1 : end][:top_k])
+        top_logprobs.append(table.logprobs[start + 1 : end][:top_k])
+    return {"logprobs": logprobs, "top_ids": top_ids, "top_logprobs": top_logprobs}
+
+
 async def _gathered(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Return all results in order; the first exception cancels the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -133,7 +163,20 @@ async def _gathered(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 async def response_of(engine: Any, prompt: Any, setting: Any) -> dict[str, Any]:
-    """Return one response, asked for again where vLLM has lost a prepared image.
+    """Return one response."""
+    result = await _retried(engine, prompt, setting)
+    (output,) = result.outputs
+    return {
+        "ids": list(output.token_ids),
+        "logprobs": list(output.logprobs.logprobs) if output.logprobs else [],
+        "versions": [[span.start, span.end, span.version] for span in output.weight_versions or ()],
+        "finish": output.finish_reason,
+        "cached": result.num_cached_tokens or 0,
+    }
+
+
+async def _retried(engine: Any, prompt: Any, setting: Any) -> Any:
+    """Return vLLM's result of one request, asked for again where vLLM has lost a prepared image.
 
     The server's front end and its engine each keep a list of the prepared images, and the front end sends only those
     that it takes for new. Where the lists differ, the request ends as an error or an AssertionError, which brings
@@ -145,21 +188,12 @@ async def response_of(engine: Any, prompt: Any, setting: Any) -> dict[str, Any]:
         except AssertionError:
             continue
         if result.outputs[0].finish_reason != "error":
-            break
-    else:
-        result = await _finished(engine, prompt, setting)
-    (output,) = result.outputs
-    return {
-        "ids": list(output.token_ids),
-        "logprobs": list(output.logprobs.logprobs) if output.logprobs else [],
-        "versions": [[span.start, span.end, span.version] for span in output.weight_versions or ()],
-        "finish": output.finish_reason,
-        "cached": result.num_cached_tokens or 0,
-    }
+            return result
+    return await _finished(engine, prompt, setting)
 
 
 async def _finished(engine: Any, prompt: Any, setting: Any) -> Any:
-    """Return vLLM's last output of a request. A cancelled request is aborted once the engine has it.
+    """Return vLLM's result. A cancelled request is aborted once the engine has it.
 
     vLLM's own generate() can be cancelled while a request is prepared. Its images are then known to the front end,
     and never reach the engine: the next request with one of them fails.

@@ -263,3 +263,18 @@ def sampling_options(
         detokenize=False,
         output_kind=kinds.FINAL_ONLY if whole else kinds.CUMULATIVE,
     )
+
+
+def scoring_options(module: Any, *, top_k: int) -> vllm.SamplingParams:
+    """Return vLLM's parameters of a prompt whose tokens are scored, with the most likely ids in the place of each.
+
+    vLLM scores prompts at temperature 1 and bans no id there. One token is sampled, since none cannot be.
+    """
+    return module.SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=top_k,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=module.sampling_params.RequestOutputKind.FINAL_ONLY,
+    )

@@ -1,0 +1,137 @@
+"""Ask a teacher's servers for its log-probs of responses. What one does not answer, another is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.samplers.remote.client import ResponseScores, ServerError, ask_info, ask_scores, connected
+from vlm_rl.samplers.remote.fleet import SILENCE, ServersGoneError, read_token
+from vlm_rl.types import Prompt
+
+_SIDE_BY_SIDE = 4  # groups that one rank has asked a server for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """Responses to one prompt, whose tokens are to be scored."""
+
+    prompt: Prompt
+    responses: Sequence[np.ndarray]  # ids
+
+
+class ScoringServers:
+    """The servers of a teacher, which is frozen: any of them may answer any request."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        token_file: Path,
+        timeout: float,
+        needed: Mapping[str, Any],
+        max_model_len: int,
+        is_stopped: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        """Read the token; no server is asked.
+
+        Args:
+            servers: their addresses.
+            token_file: the file with their token.
+            timeout: seconds without any server, after which the run is to end.
+            needed: what /vlm_rl/info must say.
+            max_model_len: tokens that a server must at least take.
+            is_stopped: tells whether the run is to end.
+            note: prints a line.
+
+        Raises UserError where there is no token.
+        """
+        self.servers, self.token = [url.rstrip("/") for url in servers], read_token(token_file)
+        self.timeout, self._needed, self._max_model_len = timeout, dict(needed), max_model_len
+        self._is_stopped, self._note = is_stopped, note
+        self._said: dict[str, str] = {}
+
+    def scores(self, requests: Sequence[ScoreRequest], *, top_k: int) -> list[list[ResponseScores]]:
+        """Return the scores of each request's responses, in order.
+
+        Args:
+            requests: the prompts and their responses.
+            top_k: how many of the most likely ids are wanted of each token.
+
+        Raises ServersGoneError where no server has answered for the timeout, or the run is to end.
+        """
+        found: dict[int, list[ResponseScores]] = {}
+        waiting, last = deque(range(len(requests))), time.monotonic()
+        while waiting:
+            before = len(found)
+            asyncio.run(self._round(requests, waiting, found, top_k))
+            now = time.monotonic()
+            last = now if len(found) > before else last
+            if waiting and (self._is_stopped() or now - last >= self.timeout):
+                raise ServersGoneError(
+                    f"no server of the teacher has answered for {now - last:.0f} s: {', '.join(self.servers)}: start "
+                    "servers with `vlm-rl serve`, then resume"
+                )
+            if waiting:
+                time.sleep(min(1.0, self.timeout / 10))
+        return [found[index] for index in range(len(requests))]
+
+    async def _round(
+        self,
+        requests: Sequence[ScoreRequest],
+        waiting: deque[int],
+        found: dict[int, list[ResponseScores]],
+        top_k: int,
+    ) -> None:
+        """Ask each server until it fails or nothing waits. What failed waits again."""
+
+        async def work(url: str) -> None:
+            async with connected(url, self.token) as client:
+                while waiting:
+                    index = waiting.popleft()
+                    request = requests[index]
+                    try:
+                        found[index] = await ask_scores(client, request.prompt, request.responses, top_k=top_k)
+                    except BaseException:
+                        waiting.append(index)
+                        raise
+
+        async def serve(url: str) -> None:
+            try:
+                async with connected(url, self.token) as client:
+                    info = await ask_info(client, seconds=SILENCE)
+                if problem := self._mismatch(info):
+                    raise ServerError(problem)
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_SIDE_BY_SIDE):
+                        group.create_task(work(url))
+            except* ServerError as errors:
+                self._say(url, str(errors.exceptions[0]))
+
+        await asyncio.gather(*map(serve, self.servers))
+
+    def _mismatch(self, info: Mapping[str, Any]) -> str | None:
+        """Return how a server differs from what scores, or None."""
+        for key, value in self._needed.items():
+            if info.get(key) != value:
+                what = "a model other than the teacher" if key == "model" else f"{key} {info.get(key)!r}"
+                return f"it serves {what}, and the teacher has {key} {value!r}"
+        if not isinstance(length := info.get("max_model_len"), int) or length < self._max_model_len:
+            return (
+                f"it takes {length} tokens, and the longest prompt and response with one more are "
+                f"{self._max_model_len}: serve a configuration with a larger rollout.max_tokens"
+            )
+        return None
+
+    def _say(self, url: str, text: str) -> None:
+        if self._said.get(url) != text:
+            self._said[url] = text
+            self._note(f"teacher's server {url}: {text}")
