@@ -126,6 +126,16 @@ def pipe_in_a_model_folder(folder: Path) -> str:
     return opened_everywhere(folder, model, "generation_config.json", "is no file")
 
 
+def multiplying_model(folder: Path) -> str:
+    """Open a model whose tokenizer would make 9e11 letters of one, in this process, before any limit could end it."""
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    replacing = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replacing] * 6}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return opened_everywhere(folder, model, "tokenizer.json", "its normalizer makes a text")
+
+
 def many_scans_in_a_jpeg(folder: Path) -> str:
     """Ask for a picture of 4,000 x 4,000 pixels with 300 scans: 9 CPU seconds, in 120 kB."""
     begun = time.process_time()
@@ -357,6 +367,7 @@ ATTACKS: tuple[Attack, ...] = (
         slow=True,
     ),
     Attack("a pipe in a model folder", "Input", REFUSED, pipe_in_a_model_folder, slow=True),
+    Attack("a tokenizer that multiplies, of a model", "Input", REFUSED, multiplying_model, slow=True),
     Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
     Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),
     Attack(
