@@ -34,10 +34,9 @@ from vlm_rl.demo.web.access import Access, read_token
 from vlm_rl.demo.web.theme import head, stylesheet_of_app
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
+from vlm_rl.samplers.remote.timed_heads import TimedHeads
 
 MAX_CONNECTIONS = 400  # a process may have 1024 files open; an open page has up to six connections
-HEAD_SECONDS = 10.0  # for the head of a request
-
 
 _MAX_EVENTS = 200  # waiting for their turn
 MAX_SESSIONS = 200  # whose components' last values gradio holds
@@ -129,28 +128,14 @@ def _add_charts(app: FastAPI) -> None:
         return Response(script, media_type="text/javascript", headers={"cache-control": "max-age=3600"})
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(TimedHeads, H11Protocol):
     """HTTP on at most MAX_CONNECTIONS connections, each of which must send its next request in HEAD_SECONDS."""
-
-    _late: asyncio.TimerHandle | None = None  # set while the head of a request is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
         if len(self.connections) > MAX_CONNECTIONS:  # those who ask for nothing make room
             others: Any = self.connections - {self}
             next((other for other in others if not other._is_asking), self).transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._is_asking:
-            self._stop_waiting()
-        elif self._late is None:  # the beginning of another head, or the rest of a body that was refused
-            self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None:
@@ -158,18 +143,6 @@ class BoundedProtocol(H11Protocol):
         with suppress(LocalProtocolError):  # it has one already
             super().send_400_response(msg)
         self.transport.close()
-
-    @property
-    def _is_asking(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _await_head(self) -> None:
-        self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
 
 
 UVICORN_OPTIONS: dict[str, Any] = {

@@ -46,7 +46,7 @@ def last_words(opened: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("first", [b"", b"GET /theme.css " + HEAD + b"\r\n"])
 def test_a_head_that_does_not_come_ends_the_connection(served, monkeypatch, first):
-    monkeypatch.setattr("vlm_rl.demo.server.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("vlm_rl.samplers.remote.timed_heads.HEAD_SECONDS", 0.3)
     with connection(served, first) as opened:
         assert not first or opened.recv(100).startswith(b"HTTP/1.1 200")
         opened.sendall(b"GET / HTTP/1.1\r\n")

@@ -5,10 +5,11 @@
     schedule  which server samples which group; loads nothing
     scoring   a teacher's log-probs of given responses
     client    the connection to one server, and what it answers
+    timed_heads  connections that must say what they want in ten seconds
     gloo_link weights over TCP, from host memory to host memory
 
 Private to this room: fleet (which servers answer and hold the current weights), push (the weights to all of them),
 sampling (the groups of a batch, from all of them) and background (batches that are sampled while others train).
 """
 
-__all__ = ["client", "gloo_link", "schedule", "scoring", "serve", "servers"]
+__all__ = ["client", "gloo_link", "schedule", "scoring", "serve", "servers", "timed_heads"]

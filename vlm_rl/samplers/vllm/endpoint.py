@@ -1,6 +1,7 @@
 """What `vlm-rl serve` adds to the address of a vLLM server: a token on every route, and groups of responses.
 
-vLLM loads RolloutEndpoint as an ASGI middleware. Its own API key leaves the routes that replace weights open.
+vLLM loads RolloutEndpoint as an ASGI middleware. Its own API key leaves the routes that replace weights open, and
+it keeps connections that send no request.
 
     GET  /vlm_rl/info        what is served, for the learner to compare with what it needs
     POST /vlm_rl/generate    one prompt with its images, and all its responses
@@ -24,13 +25,22 @@ import vllm
 from PIL import Image
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http import auto
 
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.remote.timed_heads import TimedHeads
 from vlm_rl.samplers.vllm.options import prompt_request, sampling_options, scoring_options
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 _TRIES = 3  # of a response whose prepared images were lost
 TOKEN_FILE = "VLM_RL_SERVER_TOKEN_FILE"  # the environment variable with its path
+
+
+class _TimedProtocol(TimedHeads, auto.AutoHTTPProtocol):
+    """The protocol of HTTP that uvicorn would choose itself."""
+
+
+auto.AutoHTTPProtocol = _TimedProtocol  # vLLM has no option for it, and uvicorn looks here after this was imported
 
 
 class RolloutEndpoint:

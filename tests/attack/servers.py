@@ -1,0 +1,57 @@
+"""Attacks on rollout servers: requests that never come."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from tests.attack.attack import Attack
+from tests.attack.toys import toys
+from tests.helpers.rollout_servers import RolloutServer
+
+HALF_HEADS = (b"", b"GET /vlm_rl/info HTTP/1.1\r\nHost: ")
+
+
+def config_of(folder: Path) -> Path:
+    rollout = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "server_token": str(folder / "token")}
+    return toys().config("served", rollout=rollout)
+
+
+def send_half_heads(folder: Path) -> str:
+    """Open 200 connections that never finish a request, and see which the server still holds after 15 s."""
+    with RolloutServer(config_of(folder), folder / "log") as server:
+        server.wait()
+        opened = [socket.create_connection((server.host, server.port)) for _ in range(200)]
+        for index, connection in enumerate(opened):
+            connection.sendall(HALF_HEADS[index % 2])
+        time.sleep(15)
+        closed = sum(is_closed(connection) for connection in opened)
+        with socket.create_connection((server.host, server.port)) as asking:
+            asking.sendall(b"GET /vlm_rl/info HTTP/1.1\r\nHost: x\r\n\r\n")
+            answered = asking.recv(64).split(b" ")[1].decode()
+        return f"{closed} of {len(opened)} closed, a stranger is answered {answered}"
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+    finally:
+        connection.close()
+
+
+SERVED = "What may be hostile"
+ATTACKS = (
+    Attack(
+        "half heads to a rollout server",
+        SERVED,
+        "200 of 200 closed, a stranger is answered 401",
+        send_half_heads,
+        slow=True,
+    ),
+)
