@@ -218,6 +218,7 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
         given=given,
         answer_form=form,
         encoding=encoding,
+        out=str(arguments.out or "SET"),
     )
     return "generic", path, mapping.revision, mapping
 

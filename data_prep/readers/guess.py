@@ -7,6 +7,7 @@ guessed: the message lists the columns and names the option that decides.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -34,11 +35,11 @@ from vlm_rl.data_prep.readers.sample import (
     Fits,
     Names,
     Sample,
+    UndecidedColumnError,
     best,
     is_struct,
     message,
     read_sample,
-    several,
     why_unreadable,
 )
 from vlm_rl.data_prep.readers.written_values import plain_text, unwritten
@@ -91,6 +92,7 @@ def guess(
     named: str = "",
     answer_form: Any = "",
     encoding: str = "",
+    out: str = "SET",
 ) -> GenericSet:
     """Return the mapping of the tables at `path`.
 
@@ -101,8 +103,9 @@ def guess(
         named: what the user called it, if that is not `path`: a hub id.
         answer_form: the form of the answers where the user named it.
         encoding: that of text; "" for UTF-8.
+        out: the prepared set, for the command in a message.
 
-    Raises UserError listing the columns where one is missing, or where several fit.
+    Raises UserError listing the columns where some are missing, or where several fit, with the command that decides.
     """
     sample = read_sample(data.tables, encoding)
     where = str(data.tables[0])
@@ -114,14 +117,31 @@ def guess(
     has_no_choices = given.get("choices") == [NO_CHOICES] and NO_CHOICES not in sample.columns
     if has_no_choices:
         del given["choices"]
-    for ours, names in given.items():
-        for name in names:
-            if all(cell(row, name) is None for row in sample.rows):
-                raise UserError(message(where, sample, f"--{ours} {name}: no row has such a column"))
-    question = [*given.get("question", ())] or [_decide("question", QUESTIONS, _is_question, sample, where)]
-    answer = [*given.get("answer", ())] or [_decide_answer(sample, where)]
+    wrong = [
+        f"--{ours} {name}"
+        for ours, names in given.items()
+        for name in names
+        if all(cell(row, name) is None for row in sample.rows)
+    ]
+    if wrong:
+        raise UserError(message(where, sample, f"{' '.join(wrong)}: no row has such a column"))
+    undecided: list[UndecidedColumnError] = []
+
+    def chosen(option: str, choose: Callable[[], list[str]]) -> list[str]:
+        try:
+            return [*given.get(option, ())] or choose()
+        except UndecidedColumnError as error:
+            undecided.append(error)
+            return []
+
+    question = chosen("question", lambda: [_decide("question", QUESTIONS, _is_question, sample)])
+    answer = chosen("answer", lambda: [_decide_answer(sample)])
+    images = chosen("images", lambda: _images(sample))
+    if undecided:
+        command = _command(named or str(path), given, undecided, out)
+        said = "\n".join(error.said for error in undecided)
+        raise UserError(f"{message(where, sample, said)}\nthe command: {command}")
     _check_no_boxes(answer[0], sample, where)
-    images = [*given.get("images", ())] or _images(sample, data.tables[0].parent, where)
     choices = [*given.get("choices", ())] or ([] if has_no_choices else guess_choices(sample, where))
     if not choices and not has_no_choices:
         check_no_options(sample, question[0], answer[0], images, where)
@@ -151,20 +171,33 @@ def guess(
 # -- which column ----------------------------------------------------------------------------------
 
 
-def _decide(option: str, names: Names, fits: Fits, sample: Sample, where: str) -> str:
-    """Return the only column that fits best, or the first of several with equal values."""
+def _command(
+    named: str, given: Mapping[str, Sequence[str]], undecided: Sequence[UndecidedColumnError], out: str
+) -> str:
+    """Return the whole command, with a word in capitals, or the columns to choose from, where the user decides."""
+    words = ["vlm-rl prepare", shlex.quote(named)]
+    for option, names in given.items():
+        words += [f"--{option}", shlex.join(names)]
+    for error in undecided:
+        words += [f"--{error.option}", "|".join(map(shlex.quote, error.columns)) or "COLUMN"]
+    return " ".join([*words, "--out", shlex.quote(out)])
+
+
+def _decide(option: str, names: Names, fits: Fits, sample: Sample) -> str:
+    """Return the only column that fits best, or the first of several with equal values.
+
+    Raises UndecidedColumnError where none fits, or several do.
+    """
     columns = best(names, fits, sample)
-    if not columns:
-        raise UserError(message(where, sample, f"no column looks like the {option}; name it with --{option} COLUMN"))
-    if any(sample.columns[column] != sample.columns[columns[0]] for column in columns):
-        raise UserError(several(option, columns, sample, where))
+    if not columns or any(sample.columns[column] != sample.columns[columns[0]] for column in columns):
+        raise UndecidedColumnError(option, columns)
     return columns[0]
 
 
-def _decide_answer(sample: Sample, where: str) -> str:
+def _decide_answer(sample: Sample) -> str:
     """Return the column of the answers: a column of lists only where no other fits."""
     fits = _is_answer if best(ANSWERS, _is_answer, sample) else _is_answer_or_list
-    return _decide("answer", ANSWERS, fits, sample, where)
+    return _decide("answer", ANSWERS, fits, sample)
 
 
 def _check_no_boxes(column: str, sample: Sample, where: str) -> None:
@@ -220,8 +253,11 @@ def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
 # -- images ----------------------------------------------------------------------------------------
 
 
-def _images(sample: Sample, folder: Path, where: str) -> list[str]:
-    """Return the columns of the images: one, or several that are numbered; [] where there is none."""
+def _images(sample: Sample) -> list[str]:
+    """Return the columns of the images: one, or several that are numbered; [] where there is none.
+
+    Raises UndecidedColumnError where several fit.
+    """
     fitting = {name for name, values in sample.columns.items() if values and _are_images(values)}
     for pattern in (_NUMBERED, _MEMBER):
         numbered = sorted(fitting & {name for name in sample.columns if pattern.fullmatch(name)})
@@ -233,7 +269,7 @@ def _images(sample: Sample, folder: Path, where: str) -> list[str]:
         return inside
     columns = columns or sorted(fitting)  # a different name, but values that nothing else has
     if len(columns) > 1:
-        raise UserError(several("images", columns, sample, where))
+        raise UndecidedColumnError("images", columns)
     if not columns:  # file names without an ending
         columns = [name for name in IMAGES[0] if sample.columns.get(name) and _paths(sample.columns[name])]
     return columns

@@ -29,6 +29,7 @@ def map_own_data(
     given: Mapping[str, Sequence[str]],
     answer_form: str = "",
     encoding: str = "",
+    out: str = "SET",
 ) -> tuple[Path, GenericSet]:
     """Return where a user's data is and the mapping of its columns, and print what was found.
 
@@ -39,6 +40,7 @@ def map_own_data(
         given: columns that the user named, by ours.
         answer_form: the form of the answers; "" to guess it.
         encoding: that of text; "" for UTF-8.
+        out: the prepared set, for the command in a message.
 
     Raises UserError as `find_data` and `guess` do.
     """
@@ -46,7 +48,8 @@ def map_own_data(
         revision = revision or newest_commit(named)
     path, commit = locate(named, revision)
     data = find_data(path, split)
-    mapping = guess(path, data, given, named=named if commit else "", answer_form=answer_form, encoding=encoding)
+    how = {"answer_form": answer_form, "encoding": encoding, "out": out}
+    mapping = guess(path, data, given, named=named if commit else "", **how)
     if commit:
         mapping = mapping.model_copy(update={"revision": commit})
     count = f"{len(data.tables)} files" if len(data.tables) > 1 else data.tables[0].name

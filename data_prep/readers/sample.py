@@ -83,9 +83,28 @@ def last_name(column: str) -> str:
     return column.rpartition(".")[2].lower()
 
 
+class UndecidedColumnError(Exception):
+    """Raised where the user has to say which column one of ours is.
+
+    Attributes:
+        option: of vlm-rl prepare, that decides.
+        said: why it is asked.
+        columns: that fit equally well; none where none fits.
+    """
+
+    def __init__(self, option: str, columns: Sequence[str] = ()) -> None:
+        self.option, self.columns = option, columns
+        if columns:
+            self.said = (
+                f"{' and '.join(map(repr, columns))} both look like the {option}; choose with --{option} COLUMN"
+            )
+        else:
+            self.said = f"no column looks like the {option}; name it with --{option} COLUMN"
+        super().__init__(self.said)
+
+
 def several(option: str, columns: Sequence[str], sample: Sample, where: str) -> str:
-    named = " and ".join(map(repr, columns))
-    return message(where, sample, f"{named} both look like the {option}; choose with --{option} COLUMN")
+    return message(where, sample, UndecidedColumnError(option, columns).said)
 
 
 def message(where: str, sample: Sample, said: str) -> str:

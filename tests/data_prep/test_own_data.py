@@ -329,6 +329,19 @@ def test_what_cannot_be_told_is_asked_for(said, tmp_path: Path, row: dict, argum
     assert all(str(value)[:9] in text for value in row.values()), "with a value"
 
 
+def test_all_that_cannot_be_told_is_asked_for_at_once_with_the_whole_command(said, tmp_path: Path) -> None:
+    row = {"frage": "Which?", "loesung": "4", "scan": "1.png", "plot": "2.png"}
+    file, out = json_lines(tmp_path, row), tmp_path / "set"
+    code, text = said(file, "--out", out)
+    assert code == 2
+    assert f"vlm-rl prepare {file} --question COLUMN --answer COLUMN --images plot|scan --out {out}" in text
+    code, text = said(file, "--question", "frage", "--answer", "loesung", "--out", out)
+    assert code == 2 and "looks like" not in text
+    assert f"vlm-rl prepare {file} --question frage --answer loesung --images plot|scan --out {out}" in text
+    code, text = said(file, "--question", "q", "--answer", "a", "--out", out)
+    assert code == 2 and "--question q --answer a: no row has such a column" in text
+
+
 def test_equal_columns_are_no_question(tmp_path: Path) -> None:
     assert (
         mapped(json_lines(tmp_path, {"problem": "a?", "answer": "4", "gold": "4"}))["columns"]["answer"] == "answer"

@@ -322,7 +322,7 @@ def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str])
 
 def test_the_dry_run_counts_no_engine(toys: Toys, learnable: Path) -> None:
     path, run = sft_file(toys, learnable, "dry")
-    result = toys.runner("sft", path, "--dry-run")
+    result = toys.runner("sft", path, "--dry-run", "-v")
     assert result.code == 0 and not run.path.exists()
     assert "supervised, 4 responses a step" in result.output and "optimizer  4 steps" in result.output
     assert "engine" not in result.output and "key-value" not in result.output

@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionL
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
 from tests.helpers.recipes import PAPER_RECIPES, RECIPES
+from vlm_rl import cli
 from vlm_rl.config import Config, RolloutConfig, load_config, load_sft_config, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
@@ -113,7 +114,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
     config = load_config(path)
     on_tiny = not (SHIPPED / f"{Path(config.model.path).name}.json").exists()
     plan = plan_of(path, *([f"model.path={tiny_model}"] if on_tiny else []), ranks=ranks_of(path))
-    print_dry_run(plan)
+    print_dry_run(plan, shows_deepspeed=True)
     shown = capsys.readouterr().out
     block = json.loads(shown[shown.index("DeepSpeed block:") + len("DeepSpeed block:") :])
     assert block == plan.deepspeed and block["zero_optimization"]["stage"] == config.train.zero_stage
@@ -328,6 +329,25 @@ def shown(path: Path, *overrides: str, card: Card | None = None) -> str:
     with redirect_stdout(io.StringIO()) as page:
         print_dry_run(plan_of(path, *overrides), card=card)
     return " ".join(page.getvalue().replace("│", " ").split())
+
+
+def test_the_verdict_and_the_hours_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """The hours grow with the steps; where nothing is assumed about a machine, nothing is said."""
+    arguments = ["train", str(LUSPO_7B), "--dry-run", "--ranks", "8", "--gpu-memory", "80"]
+
+    def printed(*overrides: str) -> list[str]:
+        assert cli.main([*arguments, *overrides]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    hours = []
+    for steps in (600, 6000):
+        verdict, duration, model, *rest = printed(f"train.steps={steps}")
+        assert verdict.startswith("fits on a card with 80 GB") and model.startswith("model ")
+        assert f" h for {steps:,} steps on 8 cards" in duration and "factor of 2" in duration
+        assert "DeepSpeed block" not in "".join(rest)
+        hours.append(float(duration.split()[1].replace(",", "")))
+    assert hours[1] == pytest.approx(10 * hours[0], rel=0.06)  # they are printed to a tenth of an hour
+    assert not any("give or take" in line for line in printed("rollout.carry_over=0.75"))
 
 
 def test_frozen_vision_and_sgd_need_less() -> None:

@@ -56,6 +56,17 @@ def test_what_takes_other_memory_is_kept_too_and_another_engine_is_said(tmp_path
             check_unchanged(run.path, run.config(), longer)
 
 
+def test_all_keys_that_a_resume_may_not_change_are_named_at_once_with_the_short_command(tmp_path: Path) -> None:
+    other = with_values(CONFIG, {"train.lr": 0.5, "seed": 7, "algorithm.name": "ba", "train.steps": 200})
+    with pytest.raises(UserError) as error:
+        check_unchanged(tmp_path / "run", CONFIG, other)
+    head, *keys, advice = str(error.value).splitlines()
+    assert head == f"{tmp_path / 'run'}: cannot resume with 3 different keys:"
+    assert [line.split()[0] for line in keys] == ["algorithm.name", "seed", "train.lr"]  # train.steps may change
+    assert all("the run has" in line for line in keys) and keys[1].endswith("not 7")
+    assert advice.endswith(f"With all of its own: vlm-rl train {tmp_path / 'run'} --resume")
+
+
 def test_a_resume_without_changes_writes_nothing(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run").create(CONFIG)
     path = run.path / "config.yaml"

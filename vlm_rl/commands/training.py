@@ -40,7 +40,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
     new_run = "a new run with weights and optimizer of this checkpoint, RUN, RUN/60 or RUN/best; needs out=NEW"
     parser.add_argument("--start-from", metavar="RUN/STEP", help=new_run)
-    parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print whether it fits, hours, memory and tokens; load nothing"
+    )
     parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     of_a_card = "with --dry-run: the memory of a card (default: this machine's)"
     parser.add_argument("--gpu-memory", type=float, metavar="GB", help=of_a_card)
@@ -80,9 +82,12 @@ def _dry_run(config: Config | SftConfig, options: argparse.Namespace) -> None:
     from vlm_rl.planning.dry_run import dry_run
     from vlm_rl.planning.fits import card_of
     from vlm_rl.planning.page import print_dry_run
+    from vlm_rl.scaling.hours import hours_line
 
     plan = dry_run(config, num_ranks=options.ranks, on_gpu=None if options.gpu_memory is None else True)
-    print_dry_run(plan, card=card_of(options.gpu_memory, plan), resumes=options.resume)
+    card = card_of(options.gpu_memory, plan)
+    hours = hours_line(plan, card.total / 1e9) if card is not None else ""
+    print_dry_run(plan, card=card, resumes=options.resume, hours=hours, shows_deepspeed=options.output == "verbose")
 
 
 def add_train(commands: Commands) -> None:

@@ -25,15 +25,26 @@ RECOMPUTED = {  # by model.gradient_checkpointing
 }
 
 
-def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = False) -> None:
-    """Print the plan as tables, and the DeepSpeed block as JSON.
+def print_dry_run(
+    plan: DryRun, *, card: Card | None = None, resumes: bool = False, hours: str = "", shows_deepspeed: bool = False
+) -> None:
+    """Print whether the plan fits and how long the run takes, then the plan as tables.
 
     Args:
         plan: what is printed.
         card: of each rank, to say whether the plan fits; None leaves that out.
         resumes: whether the plan is for a run that is resumed, most of whose keys stay.
+        hours: a line about the duration; "" where nothing is known.
+        shows_deepspeed: whether the DeepSpeed block follows, as JSON.
     """
     console, samples = make_console(), plan.samples
+    fit = fits(plan, card) if card is not None else None
+    if fit is not None:
+        console.print(verdict(fit, is_resumable if resumes else any_key), soft_wrap=True)
+    elif plan.is_on_gpu:
+        console.print("does it fit? say --gpu-memory GB, the size of your cards")
+    if hours:
+        console.print(hours, soft_wrap=True)
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
     console.print(f"model      {short_name(config.model.path)}, {_billions(plan.num_parameters)} parameters, {dtype}")
@@ -52,14 +63,9 @@ def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = Fal
         console.print(f"rows       padded, {PADDED_COST}")
     batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
     console.print(f"algorithm  {batch} a step")
-    fit = fits(plan, card) if card is not None else None
     console.print(_memory_table(fit.plan if fit else plan, card=card))
     totals = ", ".join(f"{ranks}: {_gib(other.memory.update)}" for ranks, other in plan.by_ranks().items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
-    if fit is not None:
-        console.print(verdict(fit, is_resumable if resumes else any_key), soft_wrap=True)
-    elif plan.is_on_gpu:
-        console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if samples:
         console.print(_tokens_table(plan))
     per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
@@ -70,8 +76,11 @@ def print_dry_run(plan: DryRun, *, card: Card | None = None, resumes: bool = Fal
     )
     for line in plan.disk_room.lines():
         console.print(line, soft_wrap=True)
-    console.print("DeepSpeed block:")
-    console.print(json.dumps(plan.deepspeed, indent=2))
+    if shows_deepspeed:
+        console.print("DeepSpeed block:")
+        console.print(json.dumps(plan.deepspeed, indent=2))
+    else:
+        console.print("DeepSpeed  -v prints the configuration that it is given")
 
 
 def verdict(fit: Fit, may_change: MayChange = any_key) -> str:

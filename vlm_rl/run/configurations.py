@@ -10,6 +10,7 @@ from vlm_rl.config import ENGINE_KEYS, MUTABLE_KEYS, Config, ConfigSection, SftC
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import hub_name
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.terminal import resume_command
 
 
 def changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
@@ -31,10 +32,23 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
         config: that of the resume.
     """
     if changed := fixed_changes(own, config):
-        key, value, _ = changed[0]
+        short = resume_command(path, command="sft" if isinstance(own, SftConfig) else "train")
+        if len(changed) == 1:
+            key, value, _ = changed[0]
+            raise UserError(
+                f"{path}: cannot resume with a different {key}: the run has {value!r}; give it that value, or start "
+                f"a new run with a different out. With all of its own values: {short}"
+            )
+        width = max(len(key) for key, *_ in changed)
+        lines = [f"  {key:{width}}  the run has {value!r}, not {other!r}" for key, value, other in changed]
         raise UserError(
-            f"{path}: cannot resume with a different {key}: the run has {value!r}; give it that value, or start a "
-            "new run with a different out"
+            "\n".join(
+                [
+                    f"{path}: cannot resume with {len(changed)} different keys:",
+                    *lines,
+                    f"give them those values, or start a new run with a different out. With all of its own: {short}",
+                ]
+            )
         )
 
 

@@ -1,6 +1,7 @@
 """How to divide cards between learner and rollout engines: `vlm-rl plan`.
 
     command     the command: the divisions of some cards, a table, advice, a plot
+    hours       about how long a run takes, for its dry run
     lengths     the lengths of a rollout batch, made up or of a run
     rates       the seconds of a decode step, an update, a sync, from assumptions about a card
     measured    those of a run
@@ -10,5 +11,5 @@
 Private to this room: divisions (which there are, which fit, what each brings) and answers (table, advice, plot).
 """
 
-__all__ = ["command", "lengths", "measured", "rates", "simulator", "update"]
+__all__ = ["command", "hours", "lengths", "measured", "rates", "simulator", "update"]
 _USES = ["learner", "model_files", "planning", "report", "run", "samplers"]
