@@ -240,6 +240,9 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         metrics["clip_ratio/dual_mean"] = total["clipped_dual"] / tokens
     if "rejected" in total:
         metrics["rollout/rejected"] = total["rejected"] / tokens
+    if "kept_mass" in total:
+        metrics["rollout/kept_mass"] = total["kept_mass"] / tokens
+        metrics["rollout/kept_ids"] = total["kept_ids"] / tokens
     if "policy_loss" in total:
         metrics["loss/policy"] = total["policy_loss"] / len(results)
     if "kl" in total:

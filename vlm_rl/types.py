@@ -196,6 +196,25 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeptIds:
+    """The ids that top-p and top-k left to draw from, of each token of a response, end to end."""
+
+    ids: np.ndarray  # int32 [sum of counts]
+    counts: np.ndarray  # int32 [R], 1 at least
+
+    @classmethod
+    def of(cls, by_token: Sequence[Sequence[int] | np.ndarray]) -> KeptIds:
+        """Join the ids of each token."""
+        return cls(np.concatenate(by_token).astype(np.int32), np.array([len(ids) for ids in by_token], np.int32))
+
+    def table(self, width: int) -> np.ndarray:
+        """Return the ids as int64 [R, width], filled up with -1."""
+        table = np.full((len(self.counts), width), -1, dtype=np.int64)
+        table[np.arange(width) < self.counts[:, None]] = self.ids
+        return table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
     """One sampled response. With an environment it is an episode of several turns, of which this holds the policy's.
 
@@ -217,6 +236,7 @@ class Rollout:
     prompt_experts: np.ndarray | None = None
     turns: tuple[Turn, ...] = ()  # of an episode; (): there is no environment
     num_cached: int = 0  # prompt tokens whose keys and values the engine had, where it says so
+    kept: KeptIds | None = None  # what truncation left to draw from; None: all ids
 
     @property
     def observed(self) -> list[tuple[int, ObservedTokens]]:

@@ -313,8 +313,8 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["rollout.top_p=0.7"], ["rollout", "top_p 0.7", "needs top_p 1"]),
-        (["rollout.top_k=50"], ["rollout", "top_k 50"]),
+        (["rollout.top_p=0.7"], ["rollout", "top_p is 0.7", "set top_k"]),
+        (["rollout.top_k=50"], ["rollout", "top_k is 50", "sampler is auto"]),
         (["rollout.server_timeout=7200"], ["rollout", "server_timeout is 7200", "most 3600 s"]),
         (["train.mini_batch_prompts=256"], ["train.mini_batch_prompts (256)", "rollout.prompts_per_step (128)"]),
         (["train.micro_batch_tokens=100"], ["train.micro_batch_tokens (100)", "rollout.max_tokens (4096)"]),
@@ -378,7 +378,7 @@ def test_all_conflicts_are_listed_at_once(minimal: Path) -> None:
     wrong += ["model.lora={targets: [tower]}", "train.mini_batch_prompts=256", "reward.overlong_buffer=5000"]
     lines = refusal(minimal, *wrong, "data.eval=[data/x]").splitlines()
     words = [
-        "top_p 0.7",
+        "top_p is 0.7",
         "greedy",
         "offload_activations needs",
         "freeze names tower",
@@ -392,7 +392,7 @@ def test_all_conflicts_are_listed_at_once(minimal: Path) -> None:
 
 def test_conflicts_wait_for_values_of_the_right_type(minimal: Path) -> None:
     message = refusal(minimal, "rollout.top_p=0.7", "train.mini_batch_prompts=many")
-    assert "top_p 0.7" in message and "train.mini_batch_prompts is 'many'" in message and message.count("\n") == 1
+    assert "top_p is 0.7" in message and "train.mini_batch_prompts is 'many'" in message and message.count("\n") == 1
 
 
 def test_sets_to_evaluate_on_need_a_time_to_do_so(minimal: Path, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[s
         f"algorithm.hadw.{name}" for name in HadwConfig.model_fields
     }
     assert cli.main(["config", "rollout.top_k"]) == 0
-    assert capsys.readouterr().out.startswith("rollout.top_k: a whole number; default 0\n    Must be 0 (off)")
+    assert capsys.readouterr().out.startswith("rollout.top_k: a whole number at least 0; default 0\n    Draw")
     assert cli.main(["config", "clip_ratio"]) == 2 and "algorithm.clip_low" in capsys.readouterr().err
     assert cli.main(["config", "train.lrr"]) == 2 and "did you mean 'train.lr'?" in capsys.readouterr().err
 

@@ -54,6 +54,8 @@ BREAKS = (
     Break("top_visual: the mean of f is not 1", "credit", "(1 - floor) / float(np.mean(scaled))", "(1 - floor)", CREDIT),
     Break("visual: not rescaled", "credit", "raw_R * len(s_R) / raw_R.sum()", "raw_R", CREDIT),
     Break("credit: not in the loss", "losses", "weight_K * inputs.credit_K.to(logp_K.dtype)", "weight_K", CREDIT),
+    Break("kept ids: not renormalised", "learner.policy", "return logp_K - mass_K, entropy_K", "return logp_K, entropy_K", "tests/test_kept_ids.py"),
+    Break("kept ids: what fills up counts", "learner.policy", "kept_logp_Kk.masked_fill(~is_there_Kk, float(\"-inf\")).logsumexp", "kept_logp_Kk.logsumexp", "tests/test_kept_ids.py"),
     Break("teacher: sign", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(old_logp_K - inputs.teacher_logp_K)", TEACHER),
     Break("teacher: the gap has a gradient", "losses", "(inputs.teacher_logp_K - old_logp_K)", "(inputs.teacher_logp_K - logp_K)", TEACHER),
     Break("teacher: the other divergence", "losses", "(p_Kk * gap_Kk)", "(teacher_top_Kk.exp() * -gap_Kk)", TEACHER),

@@ -171,8 +171,8 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     reference.load_state_dict(merged(policy), strict=False)
     groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
     logp_K, _ = policy(packed_row(policy, groups))
-    # Log-probs near -11: in float32 ours and the unmodified model's are each 6e-6 from float64. Float32 rounds the state
-    # of linear attention by 7e-5 in the unmodified model itself, and on some processors by more than 1e-4.
+    # Log-probs near -11: in float32 ours and the unmodified model's are each 6e-6 from float64. Float32 rounds the
+    # state of linear attention by 7e-5 in the unmodified model itself, and on some processors by more than 1e-4.
     tolerance = (
         3e-4
         if "linear_attention" in (getattr(reference.config.get_text_config(), "layer_types", None) or ())

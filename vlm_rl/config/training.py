@@ -236,10 +236,12 @@ class RolloutConfig(ConfigSection):
     """Longest response in tokens; L_max of the overlong penalty."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; the learner's log-probs use it too."""
-    top_p: float = 1.0
-    """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
-    top_k: int = 0
-    """Must be 0 (off), for the same reason."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw from the most likely of the top_k tokens that together have this share of their probability; 1: from all
+    of them. The learner's log-probs are then over what was kept. Needs a top_k."""
+    top_k: NonNegativeInt = 0
+    """Draw from so many most likely tokens; 0: from all. It bounds the ids that are kept of each token. Needs sampler
+    transformers, or vllm on a GPU, where it has not been run. See docs/algorithms.md."""
     max_gap: PositiveFloat | None = None
     """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
     null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
@@ -267,6 +269,11 @@ class RolloutConfig(ConfigSection):
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
     is not compiled, unless enforce_eager is false."""
+
+    @property
+    def truncates(self) -> bool:
+        """Tell whether some ids are never drawn."""
+        return self.top_p < 1 or self.top_k > 0
 
     @property
     def spare_groups(self) -> int:
@@ -342,11 +349,21 @@ class RolloutConfig(ConfigSection):
                 f"server_timeout is {self.server_timeout:g}: the ranks wait for each other for two hours, so give at "
                 f"most {_LONGEST_WAIT:g} s, and resume the run when servers are there"
             )
-        if self.top_p != 1.0 or self.top_k != 0:
+        if self.top_p < 1 and not self.top_k:
             yield (
-                f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
-                "with truncated sampling the learner would differentiate a different distribution"
+                f"top_p is {self.top_p}, and top_k is 0: the learner needs the ids that were kept of each token, "
+                "which a top_k bounds; set top_k, for example to 64, or top_p to 1"
             )
+        if not self.top_k:
+            return
+        begin = f"top_k is {self.top_k}, and"
+        if self.sampler not in ("transformers", "vllm"):
+            yield f"{begin} sampler is {self.sampler}: only transformers, and vllm on a GPU, tell what they kept"
+        for key in ("carry_over", "replay_routing"):
+            if value := getattr(self, key):
+                yield f"{begin} {key} is {value}, which does not bring the kept ids along: leave one of them out"
+        if self.tensor_parallel > 1:
+            yield f"{begin} tensor_parallel is {self.tensor_parallel}: it is not built for divided engines"
 
 
 class TrainConfig(ConfigSection):
@@ -534,6 +551,18 @@ class Config(ConfigSection):
                     f"environment.name is {self.environment.name}, and algorithm.distillation.servers are given, "
                     "which score responses without observations: let a teacher in this process score"
                 )
+        if self.rollout.truncates:
+            others = {
+                "model.fused_head": self.model.fused_head,
+                "algorithm.distillation.top_k": self.algorithm.distillation.top_k,
+                "environment.name": self.environment.name,
+            }
+            for key, value in others.items():
+                if value:
+                    yield (
+                        f"rollout.top_k is {self.rollout.top_k}, and {key} is {value}: not built for log-probs over "
+                        "kept ids; leave one of them out"
+                    )
         if self.model.fused_head and self.algorithm.distillation.top_k:
             yield (
                 f"model.fused_head is true, and algorithm.distillation.top_k is {self.algorithm.distillation.top_k}: "

@@ -185,7 +185,7 @@ class Learner:
             logp_K, entropy_K, *top = self.engine(row, ids_Kk=row.loss.teacher_ids_Kk)
             loss, sums = loss_function(logp_K, entropy_K, row.loss, *top)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
-            routing = self.policy.routers.take()
+            routing = self.policy.routers.take() | self.policy.take_kept()
             if not row.is_padding:
                 for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums, **routing}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
@@ -236,6 +236,7 @@ class Learner:
     def discard_gradients(self) -> None:
         """Forget the gradients since the last optimizer step, also those of a pass that failed. One rank only."""
         self.policy.routers.take()
+        self.policy.take_kept()
         discard_gradients(self.engine)
 
     def offload_optimizer(self) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import has_gpu
-from vlm_rl.types import Group, LossInputs, ObservedTokens, Prompt, Rollout
+from vlm_rl.types import Group, KeptIds, LossInputs, ObservedTokens, Prompt, Rollout
 
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 ObservedFunction = Callable[[ObservedTokens], Prompt]  # an observation's tokens with their `vision`
@@ -93,6 +93,9 @@ class PackedRow:
     loss: LossInputs
     members: Sequence[tuple[int, int]]  # the group in the mini-batch, and the response in it, of each of lengths_n
     sampled: Sequence[np.ndarray]  # of each response, which of its tokens were sampled: offsets from its start
+    kept_Kk: Tensor | None = (
+        None  # int64, the ids that the sampler drew each token from, filled up with -1; None: all
+    )
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
 
@@ -187,9 +190,20 @@ def pack_row(
         loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version),
         members=[(chunk.group, index) for chunk in chunks for index in chunk.responses],
         sampled=sampled,
+        kept_Kk=_kept([groups[chunk.group].rollouts[i].kept for chunk in chunks for i in chunk.responses]),
         experts_TLK=torch.from_numpy(np.concatenate(experts)) if experts else None,
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
+
+
+def _kept(of_responses: Sequence[KeptIds | None]) -> Tensor | None:
+    """Return the kept ids of all tokens, filled up with -1; None where nothing was truncated."""
+    there = [kept for kept in of_responses if kept is not None]
+    if not there:
+        return None
+    assert len(there) == len(of_responses), "some responses of a row are truncated"
+    width = max(int(kept.counts.max()) for kept in there)
+    return torch.from_numpy(np.concatenate([kept.table(width) for kept in there]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -146,6 +146,7 @@ class Policy(nn.Module):
         self.offloads = False
         self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
+        self._kept: list[tuple[Tensor, Tensor]] = []  # mass and ids that were kept, of rows since `take_kept`
         model.config.use_cache = False
         self.replaced_layers = patches.install(model, layer_patches, on_gpu=has_gpu())
 
@@ -235,7 +236,22 @@ class Policy(nn.Module):
         padded = padded_rows(row.spans, row.sampled).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
-        return self.head(hidden_KH, row.target_K, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
+        if row.kept_Kk is None:
+            return self.head(hidden_KH, row.target_K, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
+        assert ids_Kk is None and not top_k, "the configuration refuses it"
+        logp_K, _, kept_logp_Kk = self.head(
+            hidden_KH, row.target_K, with_entropy=False, ids_Kk=row.kept_Kk.clamp(min=0)
+        )
+        logp_K, entropy_K, mass_K = over_kept(logp_K, kept_logp_Kk, row.kept_Kk)
+        if torch.is_grad_enabled() and not row.is_padding:
+            self._kept.append((mass_K.detach().sum(), (row.kept_Kk >= 0).sum()))
+        return logp_K, entropy_K if with_entropy else None
+
+    def take_kept(self) -> dict[str, Tensor]:
+        """Return sums over the tokens since the last call: the probability of what was kept, and its ids."""
+        sums = [sum(parts) for parts in zip(*self._kept, strict=True)]
+        self._kept.clear()
+        return dict(zip(("kept_mass", "kept_ids"), sums, strict=False))
 
     def _layout(self, row: PackedRow) -> RowLayout:
         """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
@@ -287,6 +303,23 @@ class Policy(nn.Module):
         unused = self.vision.unused_image(self.model.config)
         features = self.vision.features(self.model, {key: t.to(row.ids_T.device) for key, t in unused.items()})
         return [features_FH[:0] for features_FH in features]
+
+
+def over_kept(logp_K: Tensor, kept_logp_Kk: Tensor, kept_Kk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs [K] and entropies [K] of the distribution over the kept ids, and their mass [K] before.
+
+        lp' = lp - log sum_{v kept} p_v
+
+    Args:
+        logp_K: of the sampled ids, over the vocabulary.
+        kept_logp_Kk: of the kept ids.
+        kept_Kk: these ids; -1 is none.
+    """
+    is_there_Kk = kept_Kk >= 0
+    mass_K = kept_logp_Kk.masked_fill(~is_there_Kk, float("-inf")).logsumexp(1)
+    over_Kk = (kept_logp_Kk - mass_K[:, None]).masked_fill(~is_there_Kk, 0.0)
+    entropy_K = -(over_Kk.exp() * over_Kk).sum(1)  # what is not there adds exp(0) * 0
+    return logp_K - mass_K, entropy_K, mass_K.exp()
 
 
 def _mlps(model: nn.Module) -> list[nn.Module]:

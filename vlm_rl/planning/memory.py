@@ -248,8 +248,9 @@ def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
     }
     rows = min(row_tokens(config), chunk_rows(text.vocab_size, dtype, **way))
     chunks = rows * text.vocab_size * bytes_per_logit(dtype, **way)
-    # A teacher's ids are int64, their log-probs float32: its, the policy's, and a gradient with its exponential.
-    chunks += row_tokens(config) * config.algorithm.distillation.top_k * (8 + 4 * 4)
+    # Ids of a teacher or of what was kept are int64, with four float32: log-probs, a gradient, an exponential.
+    most = max(config.algorithm.distillation.top_k, config.rollout.top_k)
+    chunks += row_tokens(config) * most * (8 + 4 * 4)
     if config.model.lora is not None or "language_model" in config.model.freeze:
         return chunks
     return chunks + (4 + dtype.itemsize) * sizes.head  # the product, then a copy in its place

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from vlm_rl.errors import UserError
-from vlm_rl.types import NamedTensors, Observation, ObservedTokens, Prompt, Rollout, Turn
+from vlm_rl.types import KeptIds, NamedTensors, Observation, ObservedTokens, Prompt, Rollout, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +39,17 @@ class SamplingParams:
     temperature: float  # 0 is greedy
     max_tokens: int  # of a response, the end-of-sequence token included
     responses: int  # G, per prompt
-    top_p: float = 1.0  # evaluation only: training differentiates the untruncated distribution
-    top_k: int = 0  # 0 is off; evaluation only
+    top_p: float = 1.0  # in training with a top_k, whose kept ids the learner renormalises over
+    top_k: int = 0  # 0 is off
 
     def __post_init__(self) -> None:
         assert self.temperature >= 0 and self.max_tokens > 0 and self.responses > 0, self
         assert 0 < self.top_p <= 1 and self.top_k >= 0, self
+
+    @property
+    def truncates(self) -> bool:
+        """Tell whether some ids are never drawn."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 class Episode(Protocol):
@@ -236,6 +241,7 @@ def make_rollout(
     experts: np.ndarray | None = None,
     turns: Sequence[Turn] = (),
     num_cached: int = 0,
+    kept: KeptIds | None = None,
 ) -> Rollout:
     """Return one response as every engine gives it.
 
@@ -249,6 +255,7 @@ def make_rollout(
         experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
         turns: of an episode; the text is then the last turn's.
         num_cached: prompt tokens whose keys and values the engine had.
+        kept: the ids that truncation left of each token, where they are replayed.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(
@@ -263,4 +270,5 @@ def make_rollout(
         prompt_experts=experts[: len(prompt.ids)] if experts is not None and index == 0 else None,
         turns=tuple(turns),
         num_cached=num_cached,
+        kept=kept,
     )

@@ -32,6 +32,7 @@ def make_sampler(
     tensor_parallel: int = 1,
     seed: int = 0,
     returns_routing: bool = False,
+    returns_kept: bool = False,
     phase: Callable[[str], Any] = lambda text: None,
 ) -> InProcessSampler:
     """Start an engine.
@@ -48,6 +49,7 @@ def make_sampler(
         adapter: what `load_weights` brings beside the weights in `model_path`, if not these themselves.
         tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
         seed: of the engine itself; every response has a seed of its own.
+        returns_kept: whether rollouts bring the ids that truncation left of each token.
         returns_routing: whether rollouts bring the experts that their tokens were sent to.
         phase: called with what the start is doing, several times where that takes long.
 
@@ -62,6 +64,7 @@ def make_sampler(
         "batch_size": batch_size,
         "dtype": dtype,
         "returns_routing": returns_routing,
+        "returns_kept": returns_kept,
     }
     phase("vLLM is imported")
     problem = None if name == "transformers" else _vllm_problem()

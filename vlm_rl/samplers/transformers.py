@@ -35,7 +35,7 @@ from vlm_rl.samplers.fingerprint import (
     fingerprint,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.types import NamedTensors, Prompt, Rollout
+from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
 
 _KEYS_AND_VALUES = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers that keep no state
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
@@ -55,6 +55,7 @@ class TransformersSampler:
         batch_size: int,
         dtype: torch.dtype,
         returns_routing: bool = False,
+        returns_kept: bool = False,
     ) -> None:
         """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
@@ -83,6 +84,7 @@ class TransformersSampler:
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._buffers = buffer_digests(self._model)
         num_layers = builder.config.get_text_config().num_hidden_layers
+        self._returns_kept = returns_kept
         self._routing = RoutingRecord(self._model, num_layers=num_layers) if returns_routing else None
         self._banned = torch.tensor(builder.banned_ids, device=self._device)
         self._eos = torch.tensor(builder.eos_ids, device=self._device)
@@ -105,7 +107,7 @@ class TransformersSampler:
                 seeds = [request.seed_of(index, g) for _, index, g in part]
                 selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
                 decoded = self._decode(selected, params, seeds)
-                for (row, index, g), (ids, logprobs, experts) in zip(part, decoded, strict=True):
+                for (row, index, g), (ids, logprobs, experts, kept) in zip(part, decoded, strict=True):
                     groups[index].append(
                         make_rollout(
                             prompts[index],
@@ -115,6 +117,7 @@ class TransformersSampler:
                             builder=self._builder,
                             version=self.policy_version,
                             experts=np.stack([*encoded.experts[row], *experts]) if encoded.experts else None,
+                            kept=kept,
                         )
                     )
             if on_group is not None:
@@ -136,7 +139,7 @@ class TransformersSampler:
                     [batch.seed_of(turns[row]) for row in rows],
                     limits=[turns[row].max_tokens for row in rows],
                 )
-                for row, (ids, logprobs, _) in zip(rows, drawn, strict=True):
+                for row, (ids, logprobs, *_) in zip(rows, drawn, strict=True):
                     batch.sampled(turns[row], ids, logprobs)
             batch.settle()
         return batch.groups
@@ -166,7 +169,7 @@ class TransformersSampler:
                 limits=[params.max_tokens - len(prefixes[row]) for row in batch],
                 is_enough=progress.would_be_enough([rows[row] for row in batch]),
             )
-            for row, (ids, logprobs, _) in zip(batch, drawn, strict=True):
+            for row, (ids, logprobs, *_) in zip(batch, drawn, strict=True):
                 progress.extend(*rows[row], ids, logprobs, version=self.policy_version)
         return progress.groups
 
@@ -297,8 +300,8 @@ class TransformersSampler:
         *,
         limits: Sequence[int] | None = None,
         is_enough: Callable[[list[int]], bool] = lambda _: False,
-    ) -> list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
-        """Return (ids, log-probs, experts of each token that was read) of a response for each row of `encoded`.
+    ) -> list[tuple[np.ndarray, np.ndarray, list[np.ndarray], KeptIds | None]]:
+        """Return (ids, log-probs, experts of each token that was read, kept ids) of a response for each row.
 
         Args:
             encoded: the rows, read up to their last token.
@@ -315,12 +318,18 @@ class TransformersSampler:
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
         alive = torch.ones_like(rows, dtype=torch.bool)
         most = torch.tensor(limits or [params.max_tokens] * num_rows, device=self._device)
+        left_ids: list[
+            tuple[Tensor, Tensor, Tensor]
+        ] = []  # (rows, place among them and id of what is left) of each token
         experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[rows, t])
             ids[rows, t] = tokens
             logprobs[rows, t] = log_probs(scaled, tokens)
+            if self._returns_kept and params.truncates:
+                place, index = scaled.isfinite().nonzero().unbind(1)
+                left_ids.append((rows, place, index))
             lengths[rows] += alive
             ends = alive & (torch.isin(tokens, self._eos) | (most[rows] == t + 1))
             alive &= ~ends
@@ -342,8 +351,8 @@ class TransformersSampler:
             for row, experts_LK in zip(of_rows.tolist(), experts_BLK.numpy(), strict=True):
                 read[row].append(experts_LK)
         return [
-            (all_ids[row, :count], all_logprobs[row, :count], read[row][: count - 1])
-            for row, count in enumerate(counts)
+            (all_ids[row, :count], all_logprobs[row, :count], read[row][: count - 1], of_row)
+            for (row, count), of_row in zip(enumerate(counts), _kept_of_rows(left_ids, counts), strict=True)
         ]
 
     def _extend(self, encoded: _Encoded, tokens_B: Tensor, t: int) -> _Encoded:
@@ -354,6 +363,18 @@ class TransformersSampler:
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         logits = self._forward(tokens_B[:, None], mask, positions, encoded.cache, {})
         return _Encoded(encoded.cache, logits, mask, encoded.next_position)
+
+
+def _kept_of_rows(kept: Sequence[tuple[Tensor, Tensor, Tensor]], counts: Sequence[int]) -> Sequence[KeptIds | None]:
+    """Return what was left of each token of each row. The rows that ended early may have more tokens than counts."""
+    if not kept:
+        return [None] * len(counts)
+    by_token: list[list[np.ndarray]] = [[] for _ in counts]
+    for rows, places, ids in kept:
+        parts = np.split(ids.cpu().numpy(), places.bincount(minlength=len(rows)).cumsum(0)[:-1].cpu().numpy())
+        for row, part in zip(rows.tolist(), parts, strict=True):
+            by_token[row].append(part)
+    return [KeptIds.of(parts[:count]) for parts, count in zip(by_token, counts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

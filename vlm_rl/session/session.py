@@ -212,7 +212,11 @@ class Session:
     def _make_sync(self) -> WeightSync:
         rollout = self.config.rollout
         self.sampling = SamplingParams(
-            temperature=rollout.temperature, max_tokens=rollout.max_tokens, responses=rollout.responses_per_prompt
+            temperature=rollout.temperature,
+            max_tokens=rollout.max_tokens,
+            responses=rollout.responses_per_prompt,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
         )
         self.max_gap = max_gap(self.config, self.device)
         return WeightSync(

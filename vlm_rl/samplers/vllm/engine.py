@@ -57,7 +57,7 @@ from vlm_rl.samplers.vllm.worker import (
     worker_buffers,
     worker_checksums,
 )
-from vlm_rl.types import NamedTensors, Prompt, Rollout
+from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
     import vllm
@@ -86,6 +86,7 @@ class VllmSampler:
         tensor_parallel: int = 1,
         seed: int = 0,
         returns_routing: bool = False,
+        returns_kept: bool = False,
         phase: Callable[[str], Any] = lambda text: None,
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
@@ -115,6 +116,14 @@ class VllmSampler:
             settings.setdefault("gpu_memory_utilization", ENGINE_SHARE)
         if adapter is not None:
             settings |= _adapter_settings(adapter)
+        self._returns_kept = returns_kept
+        if returns_kept:
+            if self._on_cpu:
+                raise UserError(
+                    "rollout.top_k with rollout.sampler=vllm: vLLM tells which ids it kept only from its second "
+                    "model runner, which CPUs do not have; use rollout.sampler=transformers, or a GPU"
+                )
+            settings["return_sampling_mask"] = True  # not run: written against vLLM 0.32's sources
         if returns_routing:
             settings["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -168,11 +177,13 @@ class VllmSampler:
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
             requests = [(of_prompt, setting) for *_, of_prompt, setting in asked]
-            for number, ids, logprobs, num_cached, experts in self._finished(requests):
+            for number, ids, logprobs, more in self._finished(requests):
                 rank, index, g, *_ = asked[number]
                 if rank != self._rank:
                     continue
-                groups[index][g] = self._rollout(prompts[index], g, ids, logprobs, experts, num_cached)
+                groups[index][g] = make_rollout(
+                    prompts[index], g, ids, logprobs, builder=self._builder, version=self.policy_version, **more
+                )
                 if on_group is not None and len(groups[index]) == params.responses:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
@@ -196,8 +207,8 @@ class VllmSampler:
             ]
 
         with _global_random_state_kept():
-            for number, ids, logprobs, num_cached, _ in self._finished((), more=more):
-                batch.sampled(turns.pop(number), ids, logprobs, num_cached=num_cached)
+            for number, ids, logprobs, of_turn in self._finished((), more=more):
+                batch.sampled(turns.pop(number), ids, logprobs, num_cached=of_turn["num_cached"])
         return batch.groups
 
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
@@ -216,7 +227,7 @@ class VllmSampler:
             own_seed = request.seed_of(index, g, sampled=len(ids))
             asked.append(({**shared[index], "prompt_token_ids": whole}, self._sampling(left, own_seed)))
         with _global_random_state_kept():
-            for number, ids, logprobs, *_ in self._finished(asked, is_enough=lambda: batch.is_enough):
+            for number, ids, logprobs, _ in self._finished(asked, is_enough=lambda: batch.is_enough):
                 index, g = numbers[number]
                 batch.extend(index, g, ids, logprobs, version=self.policy_version)
         return batch.groups
@@ -239,8 +250,8 @@ class VllmSampler:
         *,
         is_enough: Callable[[], bool] = lambda: False,
         more: Callable[[bool], Sequence[tuple[dict[str, Any], vllm.SamplingParams]]] = lambda _: (),
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, int, np.ndarray | None]]:
-        """Yield the number, ids, log-probs, cached tokens and routing of each request when it ends.
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict[str, Any]]]:
+        """Yield the number, ids and log-probs of each request when it ends, and what else `make_rollout` takes of it.
 
         Once is_enough(), the unfinished ones come too, with the tokens so far. Closing the iterator aborts them.
 
@@ -267,13 +278,20 @@ class VllmSampler:
                 for output in engine.step():
                     if output.finished:
                         number = int(output.request_id)
-                        yield number, *self._log.take(names[number]), output.outputs[0].routed_experts
+                        (whole,) = output.outputs
+                        mask = whole.sampling_mask if self._returns_kept else None
+                        kept = None if mask is None else KeptIds.of(mask.token_ids)
+                        yield self._taken(number, names[number], experts=whole.routed_experts, kept=kept)
             for number, name in enumerate(names):
                 if name in engine.output_processor.request_states:
-                    yield number, *self._log.take(name), None
+                    yield self._taken(number, name)
         finally:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
             self._log.clear()
+
+    def _taken(self, number: int, name: str, **more: Any) -> tuple[int, np.ndarray, np.ndarray, dict[str, Any]]:
+        ids, logprobs, num_cached = self._log.take(name)
+        return number, ids, logprobs, {**more, "num_cached": num_cached}
 
     def stream(self, request: SampleRequest) -> Iterator[int]:
         """See Sampler.stream. Closing the iterator aborts the request."""
@@ -372,6 +390,10 @@ class VllmSampler:
         self._llm.llm_engine.reset_encoder_cache()
 
     def _sampling(self, params: SamplingParams, seed: int, *, whole: bool = True) -> vllm.SamplingParams:
+        if self._returns_kept:  # of every request, and then vLLM wants a temperature and a top_k
+            everything = self._builder.config.get_text_config().vocab_size
+            greedy = {"temperature": 1.0, "top_k": 1} if params.temperature == 0 else {}
+            params = replace(params, **{"top_k": params.top_k or everything, **greedy})
         return sampling_options(
             self._vllm,
             params,
@@ -379,26 +401,6 @@ class VllmSampler:
             eos_ids=list(self._builder.eos_ids),
             banned_ids=[],  # the worker's model knows them
             whole=whole,
-        )
-
-    def _rollout(
-        self,
-        prompt: Prompt,
-        index: int,
-        ids: np.ndarray,
-        logprobs: np.ndarray,
-        experts: np.ndarray | None,
-        num_cached: int,
-    ) -> Rollout:
-        return make_rollout(
-            prompt,
-            index,
-            ids,
-            logprobs,
-            builder=self._builder,
-            version=self.policy_version,
-            experts=experts,
-            num_cached=num_cached,
         )
 
 
