@@ -85,7 +85,7 @@ def test_rows_and_a_function_train_plot_and_resume(tiny_model: Path, tmp_path: P
     [
         ({"train__lrr": 1e-5}, ["unknown key train.lrr", "did you mean 'lr'?"]),
         ({"rollout": {"max_token": 5}}, ["unknown key rollout.max_token", "max_tokens"]),
-        ({"learning_rate": 1e-5}, ["learning_rate of TRL is train.lr here"]),
+        ({"learning_rate": 1e-5}, ["learning_rate of TRL and ms-swift is train.lr here"]),
         ({"train": 5}, ["train is 5"]),
         ({"steps": "two"}, ["train.steps is 'two'"]),
         ({"data": None}, ["data is missing"]),
