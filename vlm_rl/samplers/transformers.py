@@ -318,9 +318,7 @@ class TransformersSampler:
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
         alive = torch.ones_like(rows, dtype=torch.bool)
         most = torch.tensor(limits or [params.max_tokens] * num_rows, device=self._device)
-        left_ids: list[
-            tuple[Tensor, Tensor, Tensor]
-        ] = []  # (rows, place among them and id of what is left) of each token
+        left_ids: list[tuple[Tensor, Tensor, Tensor]] = []  # of each token: (rows, place in them, id) of what is left
         experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)
