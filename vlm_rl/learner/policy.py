@@ -249,9 +249,11 @@ class Policy(nn.Module):
 
     def take_kept(self) -> dict[str, Tensor]:
         """Return sums over the tokens since the last call: the probability of what was kept, and its ids."""
-        sums = [sum(parts) for parts in zip(*self._kept, strict=True)]
+        if not self._kept:
+            return {}
+        mass, count = (torch.stack(parts).sum() for parts in zip(*self._kept, strict=True))
         self._kept.clear()
-        return dict(zip(("kept_mass", "kept_ids"), sums, strict=False))
+        return {"kept_mass": mass, "kept_ids": count}
 
     def _layout(self, row: PackedRow) -> RowLayout:
         """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
