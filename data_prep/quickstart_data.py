@@ -19,6 +19,7 @@ from vlm_rl.toy.quickstart import ToyData, WarmStart
 
 DRAWN = Options(keep_duplicates=True)
 """For drawn squares: they all look alike to a perceptual hash."""
+TRAIN_PROBLEMS, HELDOUT_PROBLEMS = 512, 256
 WARM_PROBLEMS, WARM_SPRINKLED = 1024, 800
 PROGRAMS = {
     "their sum": [("1 2", "3"), ("-4 4", "0")],
@@ -34,7 +35,12 @@ def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
     make_console().print("drawing images and preparing them like ViRL39K's ...")
     how = WarmStart.here()
     raw = SQUARES.write(
-        out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + how.mixture
+        out / "raw",
+        seed=seed,
+        train=TRAIN_PROBLEMS,
+        heldout=HELDOUT_PROBLEMS,
+        warm=WARM_PROBLEMS,
+        mixture=WARM_SPRINKLED + how.mixture,
     )
     sets = {split: out / split for split in ("train", "heldout", "warm")}
     for split, folder in sets.items():
