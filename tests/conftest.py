@@ -47,6 +47,8 @@ def shared_data() -> Path:
 LONGEST = (
     "test_ahead_servers.py",
     "test_one_server.py",
+    "test_two_machines.py",
+    "test_gpu_parts.py",
     "test_servers.py",
     "test_gpu_runs.py",
     "test_learner.py",
