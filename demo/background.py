@@ -54,10 +54,10 @@ def serve_in_background(folders: Sequence[Path], *, port: int = 0, height: int =
 
     Args:
         folders: the runs, or folders of them.
-        port: likewise; 0 takes a free one.
+        port: of 127.0.0.1; 0 takes a free one.
         height: of the frame in a notebook, in pixels.
 
-    Raises UserError where there is nothing to show, and where the port is taken.
+    Raises UserError where there is nothing to show, where the port is taken, and where the server does not start.
     """
     app = make_server(folders, access=Access(allows_local_frames=True))
     listening = socket.socket()
@@ -75,5 +75,9 @@ def serve_in_background(folders: Sequence[Path], *, port: int = 0, height: int =
     deadline = time.monotonic() + _START_SECONDS
     while not server.started and thread.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
+    if not server.started:
+        server.should_exit = True
+        listening.close()
+        raise UserError(f"the demo did not start within {_START_SECONDS:.0f} s; `vlm-rl demo` says more")
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     return DemoServer(server, thread, url, height=height)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm_rl.data.sets import is_prepared
 from vlm_rl.data_prep.readers.image_files import ARCHIVES, IMAGE_SUFFIXES
 from vlm_rl.data_prep.readers.table_files import FORMATS, format_of
 from vlm_rl.errors import UserError
@@ -43,7 +44,7 @@ def find_data(path: Path, split: str = "") -> FoundData:
         if split:
             raise UserError(f"--split {split!r}: {path} is one file, which has no splits")
         return FoundData(FORMATS[format_of(path)], [path], "", [])
-    if (path / "manifest.json").is_file() and (path / "data.parquet").is_file():
+    if is_prepared(path):
         raise UserError(f"{path}: is a prepared set already; name it in data.train, or give it to vlm-rl init --data")
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits") or []

@@ -5,6 +5,7 @@
     base            what every section does: it refuses unknown keys and values that do not fit together
     policy          the sections model and data
     rewards         the section reward
+    distillation    the section algorithm.distillation
     environments    the section environment
     evaluation      the section eval
     engines         what DeepSpeed's and vLLM's own options may not set
@@ -21,6 +22,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 """
 
 from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.distillation import DistillationConfig
 from vlm_rl.config.environments import SHIPPED_ENVIRONMENTS, EnvironmentConfig
 from vlm_rl.config.messages import explain
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address, is_variable_name
@@ -62,7 +64,6 @@ from vlm_rl.config.training import (
     AlgorithmConfig,
     CheckpointConfig,
     Config,
-    DistillationConfig,
     HadwConfig,
     RolloutConfig,
     TrackersConfig,

@@ -58,6 +58,11 @@ def load_set(path: str | Path) -> list[Problem]:
     return list(problems.values())
 
 
+def is_prepared(path: Path) -> bool:
+    """Tell whether a folder is a prepared set, by its two files; none of them is read."""
+    return (path / "manifest.json").is_file() and (path / "data.parquet").is_file()
+
+
 def check_is_set(path: str | Path) -> Path:
     """Return the file with the rows of a prepared set. Raises UserError for any other folder; no row is read."""
     file = Path(path) / "data.parquet"

@@ -7,4 +7,4 @@ configuration).
 """
 
 __all__ = ["fit"]
-_USES = ["data_prep", "planning", "rewards", "run", "session"]
+_USES = ["data", "data_prep", "planning", "rewards", "run", "session"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image
 
+from vlm_rl.data.sets import is_prepared
 from vlm_rl.data_prep.command import add_arguments, run
 from vlm_rl.errors import UserError, near
 
@@ -47,10 +48,10 @@ def prepared_sets(
         raise UserError(f"columns names {unknown[0]!r}: {near(unknown[0], COLUMNS, otherwise=_known())}")
     if isinstance(data, str | Path) or (_is_list(data) and data and isinstance(data[0], str | Path)):
         places = [Path(place) for place in ([data] if isinstance(data, str | Path) else data)]
-        if all(_is_prepared(place) for place in places):
+        if all(is_prepared(place) for place in places):
             return places
         if len(places) > 1:
-            raw = next(place for place in places if not _is_prepared(place))
+            raw = next(place for place in places if not is_prepared(place))
             raise UserError(
                 f"{raw} is not a prepared set: several are taken only where all are; vlm-rl prepare {raw}"
             )
@@ -61,7 +62,7 @@ def prepared_sets(
     how = {"columns": {key: _named(value) for key, value in columns.items()}, "model": model, "template": template}
     folder = beside / hashlib.sha256(json.dumps([stamp, how], sort_keys=True).encode()).hexdigest()[:12]
     out = folder / name
-    if _is_prepared(out):
+    if is_prepared(out):
         return [out]
     folder.mkdir(parents=True, exist_ok=True)
     if not source:
@@ -89,10 +90,6 @@ def _named(value: str | Sequence[str]) -> list[str]:
 
 def _is_list(data: Any) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str | bytes)
-
-
-def _is_prepared(place: Path) -> bool:
-    return (place / "manifest.json").is_file() and (place / "data.parquet").is_file()
 
 
 def _stamp(place: Path) -> list[Any]:

@@ -482,7 +482,7 @@ def _truncation(row: ForeignRow) -> None:
     for name, value in row.given.items():
         off = (1, 1.0) if "top_p" in name else (0, -1, None)
         if value not in off:
-            row.leave(name, "training needs top_p 1 and top_k 0: the learner's distribution is over all tokens")
+            row.leave(name, "rollout.top_p needs a rollout.top_k, and a sampler that tells what it kept")
 
 
 CONVERTERS: dict[str, Callable[[ForeignRow], None]] = {

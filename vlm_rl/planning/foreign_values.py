@@ -1,4 +1,4 @@
-"""The settings of other trainers as values of ours, one function for what each row of the table of names needs.
+"""The settings of other trainers as values of ours, row by row of the table of names, and what they do by default.
 
     conversion = convert(read_foreign(path), rows=12_000, processes=8)
     conversion.values        # {"rollout.prompts_per_step": (512, "data.rollout_batch_size"), ...}

@@ -124,7 +124,7 @@ def load_sampler(
         tensor_parallel=rollout.tensor_parallel,
         seed=config.seed,
         returns_routing=rollout.replay_routing,
-        returns_kept=rollout.truncates,
+        returns_kept=rollout.top_k > 0,
     )
 
 
