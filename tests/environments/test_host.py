@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from tests.helpers.episodes import png
 from vlm_rl.config import EnvironmentConfig
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.turns import Shown, open_images
 from vlm_rl.environments.calls import written
 from vlm_rl.environments.host import EpisodeHost, HostedEpisode
 from vlm_rl.environments.script import play
@@ -81,7 +84,7 @@ def test_a_bad_environment_gives_an_error_turn_and_the_episode_goes_on(
     episode = opened(bad, builder, step=hash(text) % 1000)
     first, answer, after = (say(episode, builder, said) for said in ("go", text, "go"))
     assert not isinstance(answer, str)
-    observation, observed = answer
+    observation, observed, _ = answer
     assert told in observation.error
     assert observation.text.startswith("Error: ")
     assert len(observed.ids) <= 200
@@ -183,6 +186,30 @@ def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:
     assert sum(len(answer[1].ids) for answer in observed) <= 80
     assert "no more than 1 images" in observed[1][0].error
     assert answers[-1] == "observed_tokens", "not even an error has room"
+
+
+def test_quick_answers_are_made_side_by_side_and_only_the_model_s_pixels_are_kept(builder: PromptBuilder) -> None:
+    """Each picture is decoded once both are being decoded, which one thread could not do."""
+    both = threading.Barrier(2)
+    call = written("image_zoom_in_tool", {"bbox_2d": [0, 0, 168, 168]}, "fenced")
+    with hosted(builder, "zoom", max_pixels=28 * 28 * 4) as host:
+        host.quick_places = asyncio.Semaphore(2)  # whatever this machine has
+        fit = host.writer.fit
+
+        def fit_together(images: Sequence[bytes]) -> Shown:
+            both.wait(30)
+            return fit(images)
+
+        host.writer.fit = fit_together  # type: ignore[method-assign]
+        ids = np.array([builder.eos_ids[0]], np.int32)
+        asked = [opened(host, builder, g).answer(call, ids) for g in range(2)]
+        for answer in (future.result(timeout=60) for future in asked):
+            assert not isinstance(answer, str)
+            observation, observed, images = answer
+            assert observation.images is observed.images
+            (image,), (again,) = images, open_images(observed)
+            assert image.width * image.height <= 28 * 28 * 4
+            assert image.tobytes() == again.tobytes()
 
 
 def test_python_runs_inside_the_sandbox(builder: PromptBuilder) -> None:

@@ -33,9 +33,16 @@ def stored() -> bytes:
 PROBLEM = Problem("p", "<image>Where?", (stored(),), "3", "integer")
 
 
-def zoom(form: str = "tool_call", model_type: str = "qwen2_5_vl", **options: Any) -> Zoom:
+def zoom(form: str = "tool_call", model_type: str = "qwen2_5_vl", *, max_turns: int = 9, **options: Any) -> Zoom:
     setup = EnvironmentSetup(
-        options, form, model_type, 1, 30.0, grade=lambda *_: False, shown=lambda _: [(WIDTH // 2, HEIGHT // 2)]
+        options,
+        calls=form,
+        model_type=model_type,
+        workers=1,
+        timeout=30.0,
+        max_turns=max_turns,
+        grade=lambda *_: False,
+        shown=lambda _: [(WIDTH // 2, HEIGHT // 2)],
     )
     setup.check_options(OPTIONS)
     opened = Zoom(setup)
@@ -156,6 +163,12 @@ def test_calls_are_counted_and_errors_are_not() -> None:
     assert not ask(opened, [1, 2, 30, 40]).error
     assert "no calls are left" in ask(opened, [1, 2, 30, 40]).error
     assert isinstance(step(opened, "the answer is 3"), Done)
+
+
+def test_no_crop_is_made_that_nobody_would_see() -> None:
+    opened = zoom(max_turns=2)
+    assert not ask(opened, [1, 2, 30, 40]).error
+    assert "no calls are left" in ask(opened, [1, 2, 30, 40]).error
 
 
 def test_the_control_shows_nothing_of_the_right_size() -> None:

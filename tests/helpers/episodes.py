@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.turns import TurnWriter, as_prompt
+from vlm_rl.data.turns import TurnWriter, as_prompt, open_images
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.samplers.base import TurnAnswer
 from vlm_rl.types import Observation, Prompt, Rollout, Turn
@@ -56,7 +56,8 @@ class RandomEpisode:
     def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
         future: Future[TurnAnswer] = Future()
         observation = random_observation(self._rng)
-        future.set_result((observation, self._owner.writer.write(observation, after=ids)))
+        observed = self._owner.writer.write(observation, after=ids)
+        future.set_result((observation, observed, open_images(observed)))
         return future
 
 

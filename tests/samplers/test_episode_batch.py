@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams, TurnAnswer
 from vlm_rl.samplers.episodes import EpisodeBatch, TurnToSample
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Rollout
+from vlm_rl.types import Observation, Problem, Prompt, Rollout
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +102,65 @@ def test_a_fault_of_the_answering_is_raised_and_not_waited_for(builder: PromptBu
     batch.sampled(turn, np.array([builder.eos_ids[0]]), np.zeros(1))
     with pytest.raises(RuntimeError, match="a fault of ours"):
         batch.ready(wait=True)
+
+
+class Pending(RandomEpisodes):
+    """Answers when the test says so."""
+
+    def __init__(self, writer: TurnWriter) -> None:
+        super().__init__(writer)
+        self.asked: list[tuple[int, Future[TurnAnswer]]] = []
+
+    def open(self, index: int, g: int, prompt: Prompt) -> RandomEpisode:
+        episode = super().open(index, g, prompt)
+
+        def wait(text: str, ids: np.ndarray) -> Future[TurnAnswer]:
+            self.asked.append((g, Future()))
+            return self.asked[-1][1]
+
+        episode.answer = wait  # type: ignore[method-assign]
+        return episode
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_an_engine_takes_up_quick_answers_in_the_order_and_at_the_step_in_which_they_are_due(
+    builder: PromptBuilder, order: tuple[int, ...]
+) -> None:
+    """Whichever is there first: three turns end in the first, second and second step, with a lag of three."""
+    episodes = Pending(TurnWriter(builder))
+    prompt = builder.build(Problem("p", "How many?", (), "3", "integer"))
+    params = SamplingParams(temperature=1.0, max_tokens=9, responses=4)
+    request = SampleRequest([prompt], params, seed=0, step=0, episodes=episodes)
+    batch = EpisodeBatch(request, builder, version=0, lag=3)
+    end, no_logprob = np.array([builder.eos_ids[0]]), np.zeros(1)
+    first, second, third, busy = batch.ready(wait=False)
+    batch.sampled(first, end, no_logprob)
+    assert batch.ready(wait=False) == []
+    batch.sampled(second, end, no_logprob)
+    batch.sampled(third, end, no_logprob)
+    for place in order:
+        g, future = episodes.asked[place]
+        observation = Observation(f"to {g}")
+        future.set_result((observation, episodes.writer.write(observation, after=end), ()))
+    assert batch.ready(wait=False) == []
+    assert [turn.g for turn in batch.ready(wait=False)] == [0]
+    assert [turn.g for turn in batch.ready(wait=False)] == [1, 2]
+    # An engine that has nothing else to do goes to the step in which the next one is due.
+    batch.sampled(busy, end, no_logprob)
+    episodes.asked[-1][1].set_result("done")
+    assert batch.ready(wait=True) == []
+    assert [*batch._groups[0]] == [3]
+
+
+def test_an_engine_waits_for_a_quick_answer_that_is_late(builder: PromptBuilder) -> None:
+    episodes = Pending(TurnWriter(builder))
+    prompt = builder.build(Problem("p", "How many?", (), "3", "integer"))
+    params = SamplingParams(temperature=1.0, max_tokens=9, responses=2)
+    request = SampleRequest([prompt], params, seed=0, step=0, episodes=episodes)
+    batch = EpisodeBatch(request, builder, version=0, lag=1)
+    first, _ = batch.ready(wait=False)
+    batch.sampled(first, np.array([builder.eos_ids[0]]), np.zeros(1))
+    late = threading.Timer(0.2, lambda: episodes.asked[0][1].set_result("done"))
+    late.start()
+    batch.ready(wait=False)
+    assert [*batch._groups[0]] == [0], "it was taken up in its step"

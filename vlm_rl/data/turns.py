@@ -11,6 +11,8 @@ are expanded here once, for the learner; the sampler gets one placeholder for ea
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,15 @@ _QUESTION, _ANSWER, _TEXT = "[[question]]", "[[answer]]", "[[observation]]"
 
 class TurnError(Exception):
     """Raised where an observation cannot be shown to the model; the message ends a sentence that names it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """The images of an observation, on the model's grid."""
+
+    images: tuple[Image.Image, ...]  # RGB
+    packed: tuple[bytes, ...]  # the same pixels as PNG
+    expansions: list[list[int]]  # the ids that the placeholder of each expands to
 
 
 class TurnWriter:
@@ -68,27 +79,41 @@ class TurnWriter:
         self._skeleton(0, has_text=True)
 
     def write(self, observation: Observation, *, after: np.ndarray) -> ObservedTokens:
+        """Return the tokens of an observation behind a turn: both of the next two methods."""
+        return self.encode(observation.text, self.fit(observation.images), after=after)
+
+    def fit(self, images: Sequence[bytes]) -> Shown:
+        """Return the images of an observation as the model sees them. May run in any thread.
+
+        Args:
+            images: encoded, as the environment gives them.
+
+        Raises TurnError for one that cannot be used.
+        """
+        fitted = tuple(self._fitted(data, number) for number, data in enumerate(images))
+        return Shown(fitted, tuple(map(_packed, fitted)), self._builder.expansions(fitted))
+
+    def encode(self, text: str, shown: Shown, *, after: np.ndarray) -> ObservedTokens:
         """Return the tokens of an observation behind a turn.
 
         Args:
-            observation: what the environment answers.
+            text: of the observation.
+            shown: its images.
             after: int32, the ids of the turn that it answers.
 
-        Raises TurnError for an image that cannot be used or a text that cannot be encoded.
+        Raises TurnError for a text that cannot be encoded.
         """
         builder = self._builder
-        images = [self._fitted(data, number) for number, data in enumerate(observation.images)]
-        skeleton = self._skeleton(len(images), has_text=bool(observation.text))
-        ids = builder.encode_chat(skeleton, {_TEXT: observation.text} if observation.text else {})
+        skeleton = self._skeleton(len(shown.images), has_text=bool(text))
+        ids = builder.encode_chat(skeleton, {_TEXT: text} if text else {})
         if ids is None:
             raise TurnError("holds a control token of the model in its text")
         if int(after[-1]) == ids[0]:  # the policy has ended its turn as the template does
             ids = ids[1:]
-        expansions = builder.expansions(images)
         return ObservedTokens(
-            ids=builder.expand(ids, expansions),
+            ids=builder.expand(ids, shown.expansions),
             sampler_ids=np.array(ids, dtype=np.int32),
-            images=tuple(map(_packed, images)),
+            images=shown.packed,
         )
 
     def _fitted(self, data: bytes, number: int) -> Image.Image:

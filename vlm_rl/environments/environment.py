@@ -61,6 +61,7 @@ class EnvironmentSetup:
     model_type: str  # the model's, which says what its coordinates mean
     workers: int  # programs at the same time
     timeout: float  # seconds that an answer may take
+    max_turns: int  # of the policy; what the last one calls would not be shown to it
     grade: Callable[[Problem, str], bool]  # whether a text answers a problem rightly
     shown: Callable[[Problem], list[tuple[int, int]]]  # width and height of each image as the model sees it
     resources: dict[str, Any] = field(default_factory=dict)  # what the episodes of a run share, by name
@@ -71,6 +72,10 @@ class EnvironmentSetup:
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
             raise UserError(f"environment.options.{name} is {value!r}, and must be of type {type(default).__name__}")
         return value
+
+    def calls_left(self, default: int) -> int:
+        """Return the most calls of an episode that are followed: the option `calls`, and none in its last turn."""
+        return min(self.option("calls", default), self.max_turns - 1)
 
     def check_options(self, known: Mapping[str, Any]) -> None:
         """Raise UserError for an option that the environment does not have, or of another type."""

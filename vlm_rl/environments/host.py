@@ -10,9 +10,10 @@ too long or an answer that is too late become an observation that says so, and c
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from vlm_rl.samplers.base import TurnAnswer, response_seed
 from vlm_rl.types import Problem, Prompt
 
 _LONGEST_ERROR = 300  # characters
+_MOST_THREADS = 32  # for quick answers: as many as asyncio keeps, so that none waits there
 _CHARACTERS = 16  # of a token: more are not encoded to find out that they are too many
 
 
@@ -65,6 +67,7 @@ class EpisodeHost:
             model_type=builder.config.model_type,
             workers=config.workers,
             timeout=config.timeout,
+            max_turns=config.max_turns,
             grade=lambda problem, text: grade(problem, builder.prefill + text),
             shown=lambda problem: [],
         )
@@ -79,8 +82,11 @@ class EpisodeHost:
         if config.instructions is not None:
             self.instructions = config.instructions
         builder.instructions = self.instructions
-        self.places = asyncio.Semaphore(config.workers)  # waiting for one is not waiting for an answer
+        # Waiting for a place is not waiting for an answer.
+        self.places = asyncio.Semaphore(config.workers)
+        self.quick_places = asyncio.Semaphore(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="environments"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)
         self._thread.start()
 
@@ -145,7 +151,7 @@ class HostedEpisode:
 
     @property
     def is_quick(self) -> bool:
-        """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
+        """See vlm_rl.samplers.base.Episode."""
         return bool(getattr(self.environment, "is_quick", False))
 
     def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:
@@ -157,11 +163,11 @@ class HostedEpisode:
         if isinstance(reply, Done):
             return written(reply.reason)
         try:
-            answer = self._written(cleaned(reply), ids)
+            answer = await self._written(cleaned(reply), ids)
         except Exception as error:
-            answer = self._written(failed(f"{type(error).__name__}: {error}"), ids)
+            answer = await self._written(failed(f"{type(error).__name__}: {error}"), ids)
         if answer is None:
-            answer = self._written(failed("the response is too long to be shown"), ids)
+            answer = await self._written(failed("the response is too long to be shown"), ids)
         return answer or "observed_tokens"
 
     async def _step(self, text: str) -> Observation | Done:
@@ -171,7 +177,7 @@ class HostedEpisode:
             # An own class has a limit in its own process, which begins once it is its turn there.
             if host.config.is_own:
                 return await self._stepped(text)
-            async with host.places, asyncio.timeout(timeout):
+            async with host.quick_places if self.is_quick else host.places, asyncio.timeout(timeout):
                 return await self._stepped(text)
         except TimeoutError as error:
             return failed(str(error) or f"no answer within {timeout:g} s")
@@ -184,24 +190,29 @@ class HostedEpisode:
             self.has_begun = True
         return await self.environment.step(text)
 
-    def _written(self, observation: Observation, ids: np.ndarray) -> TurnAnswer | None:
-        """Return an observation with its tokens; None where they are more than are left."""
-        config = self.host.config
+    async def _written(self, observation: Observation, ids: np.ndarray) -> TurnAnswer | None:
+        """Return an observation with its tokens; None where they are more than are left.
+
+        Images are decoded, fitted and packed in threads, and the tokenizer is used in this one alone.
+        """
+        config, writer = self.host.config, self.host.writer
         left = config.max_observed_tokens - self.num_observed
         if observation.images and self.num_images + len(observation.images) > config.max_images:
             observation = failed(f"no more than {config.max_images} images are shown")
         if len(observation.text) > _CHARACTERS * left:
             return None
         try:
-            observed = self.host.writer.write(observation, after=ids)
+            shown = await asyncio.to_thread(writer.fit, observation.images)
+            observed = writer.encode(observation.text, shown, after=ids)
         except TurnError as error:
-            observation = failed(f"the response {error}")
-            observed = self.host.writer.write(observation, after=ids)
+            observation, shown = failed(f"the response {error}"), writer.fit(())
+            observed = writer.encode(observation.text, shown, after=ids)
         if len(observed.ids) > left:
             return None
         self.num_observed += len(observed.ids)
         self.num_images += len(observed.images)
-        return observation, observed
+        # What the environment gave may be large, as a crop of a photograph is: the model's own pixels are kept.
+        return replace(observation, images=observed.images), observed, shown.images
 
 
 def open_host(config: EnvironmentConfig, builder: PromptBuilder, grader: Grader) -> EpisodeHost | None:

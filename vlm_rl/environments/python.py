@@ -28,7 +28,7 @@ class Python:
     is_quick = False
 
     def __init__(self, setup: EnvironmentSetup) -> None:
-        self._tool, self._left = setup.option("tool", "python"), setup.option("calls", 4)
+        self._tool, self._left = setup.option("tool", "python"), setup.calls_left(OPTIONS["calls"])
         self._seconds, self._characters = setup.option("seconds", 10.0), setup.option("characters", 2000)
         self._form = setup.calls
         if self._seconds >= setup.timeout:

@@ -37,7 +37,8 @@ def play(
             answer = episode.answer(turn.text, ids).result()
             if isinstance(answer, str):
                 raise ValueError(f"problem {problem.id!r}: the environment ends the episode at turn {number + 1}")
-            turn = replace(turn, observation=answer[0], observed=answer[1])
+            observation, observed, _ = answer
+            turn = replace(turn, observation=observation, observed=observed)
         turns.append(turn)
     turns[-1] = replace(turns[-1], ending="done")
     ids = np.concatenate(parts)

@@ -8,6 +8,7 @@ has the name under which Qwen's models and DeepEyes (arXiv 2505.14362) know it.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class Zoom:
     def __init__(self, setup: EnvironmentSetup) -> None:
         """Read the options. Raises UserError where the coordinates of the model's family are not known."""
         self._setup = setup
-        self._tool, self._left = setup.option("tool", OPTIONS["tool"]), setup.option("calls", OPTIONS["calls"])
+        self._tool, self._left = setup.option("tool", OPTIONS["tool"]), setup.calls_left(OPTIONS["calls"])
         self._min_side, self._is_blank = setup.option("min_side", 28), setup.option("blank", False)
         asked = setup.option("coordinates", "auto")
         coordinates = COORDINATES.get(setup.model_type) if asked == "auto" else asked
@@ -77,7 +78,8 @@ class Zoom:
         except ToolCallError as error:
             return Observation(f"Error: {error}", error=str(error), tool=self._tool)
         self._left -= 1
-        return Observation(images=(self._crop(number, box),), tool=self._tool)
+        crop = await asyncio.to_thread(self._crop, number, box)
+        return Observation(images=(crop,), tool=self._tool)
 
     def _box(self, call: ToolCall) -> tuple[int, tuple[float, float, float, float]]:
         """Return the image's number and the box in fractions of its sides."""
@@ -110,7 +112,7 @@ class Zoom:
         if self._is_blank:
             crop = Image.new("RGB", crop.size, (128, 128, 128))
         buffer = io.BytesIO()
-        crop.save(buffer, format="PNG", compress_level=1)
+        crop.save(buffer, format="PNG", compress_level=0)  # it is read again at once, and not kept
         return buffer.getvalue()
 
 

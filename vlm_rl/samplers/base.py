@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,15 @@ from vlm_rl.types import KeptIds, NamedTensors, Observation, ObservedTokens, Pro
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.samplers.fingerprint import Fingerprint, WeightLayout
 
 PROBE_PLACES = 4  # of a server that samples ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
 
-TurnAnswer = tuple[Observation, ObservedTokens] | str  # to a turn; a text says why the episode ends with it
+# The answer to a turn, its tokens, and its images as the engine gets them. A text says why the episode ends there.
+TurnAnswer: TypeAlias = "tuple[Observation, ObservedTokens, tuple[Image.Image, ...]] | str"
 
 OnGroup = Callable[[int, list[Rollout]], None]
 
@@ -57,7 +59,7 @@ class Episode(Protocol):
 
     @property
     def is_quick(self) -> bool:
-        """Tell whether an answer takes milliseconds, so that a sampler waits for it."""
+        """Tell whether an answer takes well under a second, so that an engine may count its steps until then."""
         ...
 
     def answer(self, text: str, ids: np.ndarray) -> Future[TurnAnswer]:

@@ -1,6 +1,6 @@
 """Responses of several turns, whichever engine samples them: what is sampled next, and what is waited for.
 
-    batch = EpisodeBatch(request, builder, version=3, on_group=on_group)
+    batch = EpisodeBatch(request, builder, version=3, on_group=on_group, lag=8)
     while turns := batch.ready(wait=nothing_else_to_do):
         ...sample each turn, whenever...
         batch.sampled(turn, ids, logprobs)
@@ -13,13 +13,17 @@ is left out, since it is large and most engines make their own: `seen` adds it.
 from __future__ import annotations
 
 import queue
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.turns import as_prompt, open_images
+from vlm_rl.data.turns import as_prompt
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.distributed import alive
 from vlm_rl.samplers.base import Episode, OnGroup, SampleRequest, TurnAnswer, make_rollout
@@ -52,7 +56,13 @@ class EpisodeBatch:
     """The episodes of one request."""
 
     def __init__(
-        self, request: SampleRequest, builder: PromptBuilder, *, version: int, on_group: OnGroup | None = None
+        self,
+        request: SampleRequest,
+        builder: PromptBuilder,
+        *,
+        version: int,
+        on_group: OnGroup | None = None,
+        lag: int | None = None,
     ) -> None:
         """Begin all episodes.
 
@@ -61,6 +71,9 @@ class EpisodeBatch:
             builder: the prompt builder of the model.
             version: of the policy.
             on_group: called with (index, rollouts) once all episodes of a prompt have ended.
+            lag: steps of the engine, each with one call of `ready`, after which it takes up a quick answer, and
+                waits for it if need be. It works on meanwhile, and what it samples together does not depend on time,
+                so that a run repeats itself. None: an answer is taken up when it is there.
         """
         assert request.episodes is not None
         self._request, self._builder, self._version = request, builder, version
@@ -68,6 +81,8 @@ class EpisodeBatch:
         self._groups: list[dict[int, Rollout]] = [{} for _ in request.prompts]
         self._answered: queue.SimpleQueue[tuple[TurnToSample, Future[TurnAnswer]]] = queue.SimpleQueue()
         self._num_waiting = 0
+        self._lag, self._step = lag, 0
+        self._due: deque[tuple[int, TurnToSample, Future[TurnAnswer]]] = deque()  # by the step that takes them up
         self._ready = [
             TurnToSample(index, g, self._episodes.open(index, g, prompt), prompt, request.params.max_tokens)
             for index, prompt in enumerate(request.prompts)
@@ -93,12 +108,16 @@ class EpisodeBatch:
 
         With `wait`, wait until there is one; none then means that every episode has ended.
         """
+        self._step += 1
         while True:
             self._take_answers()
             if self._ready or not wait or not self._num_waiting:
                 turns, self._ready = self._ready, []
                 return turns
             alive()
+            if self._due:
+                self._step = self._due[0][0]  # nothing else is to be done until then
+                continue
             try:
                 self._continue(*self._answered.get(timeout=_WAIT_SECONDS))
             except queue.Empty:
@@ -127,12 +146,17 @@ class EpisodeBatch:
             return
         self._num_waiting += 1
         asked = turn.episode.answer(turn.turns[-1].text, ids)
-        if turn.episode.is_quick:
-            self._continue(turn, asked)
+        if turn.episode.is_quick and self._lag is not None:
+            self._due.append((self._step + self._lag, turn, asked))
         else:
             asked.add_done_callback(lambda future: self._answered.put((turn, future)))
 
     def _take_answers(self) -> None:
+        while self._due and self._due[0][0] <= self._step:
+            _, turn, asked = self._due.popleft()
+            while wait_for([asked], timeout=_WAIT_SECONDS).not_done:
+                alive()
+            self._continue(turn, asked)
         while True:
             try:
                 self._continue(*self._answered.get_nowait())
@@ -151,10 +175,10 @@ class EpisodeBatch:
         elif not left:
             self._end(turn, "length")
         else:
-            observation, observed = answer
+            observation, observed, images = answer
             *earlier, last = turn.turns
             turn.turns = (*earlier, replace(last, observation=observation, observed=observed))
-            turn.prompt = _joined(turn.prompt, observed)
+            turn.prompt = _joined(turn.prompt, observed, images)
             turn.max_tokens = left
             self._ready.append(turn)
 
@@ -179,12 +203,12 @@ def _extended(prompt: Prompt, ids: np.ndarray) -> Prompt:
     return replace(prompt, ids=np.r_[prompt.ids, ids], sampler_ids=np.r_[prompt.sampler_ids, ids])
 
 
-def _joined(prompt: Prompt, observed: ObservedTokens) -> Prompt:
-    """Return the prompt with observed tokens behind it, without their `vision`."""
+def _joined(prompt: Prompt, observed: ObservedTokens, images: Sequence[Image.Image]) -> Prompt:
+    """Return the prompt with observed tokens and their images behind it, without their `vision`."""
     parts = (prompt, observed)
     return replace(
         prompt,
         ids=np.concatenate([part.ids for part in parts]),
         sampler_ids=np.concatenate([part.sampler_ids for part in parts]),
-        images=(*prompt.images, *open_images(observed)),
+        images=(*prompt.images, *images),
     )

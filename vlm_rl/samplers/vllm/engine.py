@@ -62,6 +62,8 @@ from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
 if TYPE_CHECKING:
     import vllm
 
+_ANSWER_LAG = 8  # steps of the engine until it takes up a quick answer; many crops of photographs are made meanwhile
+
 
 class VllmSampler:
     """A vlm_rl.samplers.base.Sampler on an in-process vllm.LLM.
@@ -191,7 +193,8 @@ class VllmSampler:
     def _episodes(self, request: SampleRequest, on_group: OnGroup | None) -> list[list[Rollout]]:
         """Sample episodes. One that waits for its environment keeps no other waiting."""
         assert self._group is None, "an environment answers the ranks of an engine at different times"
-        batch = EpisodeBatch(request, self._builder, version=self.policy_version, on_group=on_group)
+        version = self.policy_version
+        batch = EpisodeBatch(request, self._builder, version=version, on_group=on_group, lag=_ANSWER_LAG)
         turns: dict[int, TurnToSample] = {}
         numbers = count()
 
