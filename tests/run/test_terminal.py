@@ -6,6 +6,7 @@ import io
 import math
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 from rich.console import Console
@@ -23,6 +24,9 @@ METRICS = {
     "grad_norm": 0.9,
     "step_time": 2.0,
 }
+
+
+ASKED_OF_ALL = defaultdict(lambda: ("Q", "7"))
 
 
 def console(*, terminal: bool = False) -> Console:
@@ -105,6 +109,32 @@ def test_a_log_gets_nothing_of_what_happens_beside():
     assert text_of(where) == ""
 
 
+def test_a_rollout_says_how_far_it_is_and_what_the_last_step_took():
+    where = console(terminal=True)
+    with StepLine(total=60, console=where) as line:
+        line.done(11, {**METRICS, "timing/rollout": 60.0, "timing/update": 30.5, "timing/sync": 2.0})
+        line.phase(12, "rollout")
+        line.inside("312 of 1,024 responses, 4,180 tokens/s, longest 2,900")
+        line.note("a line, before which the live one is drawn and removed")
+        shown = text_of(where)
+        assert "step 12/60  rollout …  312 of 1,024 responses, 4,180 tokens/s, longest 2,900" in shown
+        assert "(last step: rollout 60.0 s, update 30.5 s, sync 2.0 s)" in shown
+        line.phase(12, "update")
+        line.note("another")
+        assert "responses" not in text_of(where)[len(shown) :]
+
+
+def test_a_log_hears_from_inside_a_step_once_a_minute(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("vlm_rl.run.terminal.time.monotonic", lambda: now)
+    where = console()
+    with StepLine(total=60, start=11, console=where) as line:
+        for second in range(150):
+            now = float(second)
+            line.inside(f"{second} of 1,024 responses")
+    assert text_of(where).splitlines() == [f"step 12/60  {second} of 1,024 responses" for second in (60, 120)]
+
+
 def test_a_note_is_one_line_taken_literally_after_the_live_line_is_gone():
     where = console(terminal=True)
     with StepLine(total=60, console=where) as line:
@@ -121,15 +151,24 @@ def test_samples_show_each_prompts_best_and_worst():
         for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0])
     ]
     where = console()
-    sample_table(rows, step=3, limit=2, console=where)
-    lines = [line.split() for line in text_of(where).splitlines() if "correct" in line]
-    assert [(line[0], line[2]) for line in lines] == [("p1", "1.00"), ("p1", "0.00")]  # p0 teaches nothing
+    asked = {"p0": ("Which?", "A"), "p1": ("How many?", "seven")}
+    sample_table(rows, asked, step=3, limit=2, console=where)
+    best, worst = [line.split() for line in text_of(where).splitlines() if "correct" in line]
+    assert best[:6] == ["p1", "How", "many?", "seven", "correct", "1.00"]  # p0 teaches nothing
+    assert worst[:3] == ["p1", "correct", "0.00"], "the question stands beside the first"
+
+
+def test_a_long_id_is_its_end():
+    where = console()
+    sample_table([rollout_row(prompt_id="virl39k/train/00012345")], ASKED_OF_ALL, step=3, console=where)
+    assert "…in/00012345  Q" in text_of(where)
 
 
 def test_model_text_cannot_drive_the_terminal():
     hostile = "\x1b]0;title\x07\x1b[2J[red]x[/red]\r\n\x9b1A\u202e"
     where = console()
-    sample_table([rollout_row(text=hostile, extracted="\x1b[1m")], step=1, console=where)
+    row = rollout_row(text=hostile, extracted="\x1b[1m", prompt_id=hostile)
+    sample_table([row], {hostile: (hostile, hostile)}, step=1, console=where)
     shown = text_of(where)
     assert not any(char in shown for char in "\x1b\x07\r\x9b\u202e")
     assert "[red]x[/red]" in shown and "<1b>" in shown
@@ -187,5 +226,5 @@ def test_stored_rows_make_a_table(tmp_path):
     run = build_run(tmp_path / "run", steps=1, eval_steps=())
     rows = [type(rollout_row())(**record) for record in run.rollouts(1).to_pylist()]
     where = console()
-    sample_table(rows, step=1, console=where)
+    sample_table(rows, ASKED_OF_ALL, step=1, console=where)
     assert text_of(where).count("toy-1-") == 6

@@ -34,6 +34,7 @@ from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm.engine import _request
 from vlm_rl.samplers.vllm.options import cache_bytes
 from vlm_rl.samplers.vllm.start import threads_kept
+from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -234,6 +235,20 @@ def test_repeats_itself_bit_for_bit(sampler: Sampler, prompts: list[Prompt]) -> 
     assert same(first, sampler.generate(SampleRequest(prompts, SAMPLED, seed=3, step=1)))
 
 
+def test_a_watch_is_told_of_every_token(
+    sampler: Sampler, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlm_rl.samplers.watch._SECONDS", 0.0)
+    shown: list[str] = []
+    watch = SamplingWatch(len(prompts) * SAMPLED.responses, show=shown.append)
+    groups = sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0, watch=watch))
+    lengths = [len(rollout.ids) for group in groups for rollout in group]
+    assert watch._tokens == sum(lengths)
+    assert shown[-1].startswith(f"{len(lengths)} of {len(lengths)} responses, ")
+    assert shown[-1].endswith(f"longest {max(lengths)}")
+    assert len(shown) > max(lengths) - 1, "it is told while the responses grow"
+
+
 def test_shape_and_order_of_the_result(sampler: Sampler, prompts: list[Prompt]) -> None:
     given: dict[int, list[Rollout]] = {}
     groups = sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0), on_group=given.setdefault)
@@ -414,6 +429,7 @@ def test_importing_vllm_leaves_the_settings_of_torchs_compiler() -> None:
 import json
 import os
 from vlm_rl.samplers.vllm.engine import import_vllm
+from vlm_rl.samplers.watch import SamplingWatch
 import_vllm()
 from torch._inductor import config
 print(config.compile_threads, os.environ["TORCHINDUCTOR_COMPILE_THREADS"])

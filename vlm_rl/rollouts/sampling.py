@@ -18,6 +18,7 @@ from vlm_rl.rewards.reward import RewardFunction, Scoring
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
+from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import Group, Problem, Rollout
 
 StepPhase = Callable[[str], AbstractContextManager[None]]  # shows that a phase begins, and adds its seconds up
@@ -54,6 +55,7 @@ class GroupSampling:
     order: PromptOrder
     ledger: Ledger
     host: EpisodeHost | None = None  # where responses are episodes
+    show: Callable[[str], None] | None = None  # gets how far the sampling of a step is
 
     def take(self, count: int, prompts: PromptCache, phase: StepPhase) -> list[GroupInProgress]:
         """Take the next problems in order and return an empty group for each.
@@ -101,6 +103,7 @@ class GroupSampling:
             begun=[group.rollouts for group in mine],
             episodes=self.host and self.host.episodes(problems, seed=self.config.seed, step=step),
             together=True,
+            watch=SamplingWatch(len(mine) * self.params.responses, show=self.show),
         )
 
     def grade(

@@ -31,6 +31,9 @@ from vlm_rl.visible_text import replace_invisible
 
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
+_SECONDS_INSIDE = 60.0  # between two plain lines from inside a step
+_ID_SHOWN = 12  # characters of a problem's id
+_PHASES_SHOWN = 4  # of the last step: those that took longest
 
 # label, metric, format: the numbers that show at a glance whether a run is healthy
 _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -140,7 +143,8 @@ class StepLine:
         self._total = total
         self._console = console or make_console()
         self._status: Status | None = None
-        self._phase = self._beside = ""
+        self._phase = self._inside = self._beside = self._last_seconds = ""
+        self._told = 0.0  # when a log file last got a line from inside a step
         self._last_step = start
         self._last_time = time.monotonic()
         self._pace: list[float] = []  # seconds of each step, with the save and evaluation before it
@@ -167,11 +171,20 @@ class StepLine:
         """Show the phase of the current step; a log file does not get it."""
         if not self.is_live:
             return
-        self._phase = f"step {step}/{self._total}  {name} …"
+        self._phase, self._inside = f"step {step}/{self._total}  {name} …", ""
         if self._status is None:
             self._status = self._console.status("", spinner="dots")
             self._status.start()
         self._status.update(self._live_text())
+
+    def inside(self, text: str) -> None:
+        """Show how far the current phase is. A log file gets it once a minute."""
+        self._inside = text
+        if self._status is not None:
+            self._status.update(self._live_text())
+        elif not self.is_live and (now := time.monotonic()) - max(self._told, self._last_time) >= _SECONDS_INSIDE:
+            self._told = now
+            self._console.print(Text(f"step {self._last_step + 1}/{self._total}  {text}"), soft_wrap=True)
 
     def beside(self, text: str) -> None:
         """Show what happens meanwhile behind the phases until it is "", such as a save. Any thread may call this."""
@@ -180,7 +193,8 @@ class StepLine:
             status.update(self._live_text())
 
     def _live_text(self) -> Text:
-        return Text(f"{self._phase}  {self._beside}".rstrip(), style="dim")
+        shown = (self._phase, self._inside, self._beside, self._last_seconds)
+        return Text("  ".join(text for text in shown if text), style="dim")
 
     def done(self, step: int, metrics: Mapping[str, float]) -> str:
         """Print the step's line and return it. A metric that is absent or not finite shows as a dash."""
@@ -189,6 +203,11 @@ class StepLine:
         seconds = metrics.get("step_time", now - self._last_time)
         self._pace.append((now - self._last_time) / max(1, step - self._last_step))
         self._last_time, self._last_step = now, step
+        phases = sorted((-value, name) for name, value in metrics.items() if name.startswith("timing/"))[
+            :_PHASES_SHOWN
+        ]
+        longest = ", ".join(f"{name.removeprefix('timing/')} {-value:.1f} s" for value, name in phases)
+        self._last_seconds = longest and f"(last step: {longest})"
         # The first step pays once for caches and a first evaluation.
         pace = self._pace[1:][-20:] or [seconds]
         left = (self._total - step) * sum(pace) / len(pace)
@@ -222,26 +241,39 @@ def _number(metrics: Mapping[str, float], name: str, write: Callable[[float], st
     return write(value) if math.isfinite(value) else "–".rjust(width)
 
 
-def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, console: Console | None = None) -> None:
+def sample_table(
+    rows: Sequence[RolloutRow],
+    asked: Mapping[str, tuple[str, str]],
+    *,
+    step: int,
+    limit: int = 6,
+    console: Console | None = None,
+) -> None:
     """Print the responses with the highest and the lowest reward for as many prompts as `limit` allows.
 
     Args:
         rows: of one step.
+        asked: the question and the gold answer of each problem, by its id.
         step: for the title.
         limit: the most responses.
         console: where to print; None for this process's output.
     """
     console = console or make_console()
     table = Table(title=f"step {step}: samples", box=SIMPLE_HEAD, title_justify="left", expand=True)
-    table.add_column("prompt", ratio=2, overflow="fold")
+    table.add_column("problem", ratio=3, overflow="fold")
+    table.add_column("gold", ratio=1, overflow="fold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("answer", ratio=1, overflow="fold")
     table.add_column("response", ratio=6, overflow="fold")
+    shown = ""
     for row in contrasts(rows, limit):
+        question, gold = asked[row.prompt_id] if row.prompt_id != shown else ("", "")  # once for both responses
+        shown = row.prompt_id
         table.add_row(
-            Text(visible(row.prompt_id)),
+            Text(f"{_short_id(visible(shown))}  {shortened(visible(question), 120)}".rstrip()),
+            Text(shortened(visible(gold), 40)),
             Text(row.verdict, style=_VERDICT_STYLES.get(row.verdict, "yellow")),
             Text(f"{row.reward:.2f}"),
             Text(f"{row.length}{' (cut)' if row.stop_reason == 'length' else ''}"),
@@ -249,6 +281,11 @@ def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, conso
             Text(shortened(visible(row.text), 300)),
         )
     console.print(table)
+
+
+def _short_id(name: str) -> str:
+    """Return the end of a long id: its beginning is often that of the whole set."""
+    return name if len(name) <= _ID_SHOWN else f"…{name[1 - _ID_SHOWN :]}"
 
 
 class _Rewarded(Protocol):

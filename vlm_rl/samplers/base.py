@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from vlm_rl.errors import UserError
+from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import KeptIds, NamedTensors, Observation, ObservedTokens, Prompt, Rollout, Turn
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class SampleRequest:
     begun: Sequence[Sequence[Rollout]] = ()  # the responses to each prompt so far; (): none
     episodes: Episodes | None = None  # None: a response is one turn
     together: bool = False  # every rank makes this call now, so that one which lost its servers gets others
+    watch: SamplingWatch = field(default_factory=SamplingWatch)
 
     def seeds(self, index: int) -> list[int]:
         """Return the seed of each response to a prompt, from their first token on."""

@@ -184,6 +184,7 @@ class EpisodeBatch:
 
     def _end(self, turn: TurnToSample, ending: str) -> None:
         *earlier, last = turn.turns
+        self._request.watch.add(ended=1)
         group = self._groups[turn.index]
         group[turn.g] = make_rollout(
             self._request.prompts[turn.index],

@@ -35,6 +35,7 @@ from vlm_rl.samplers.fingerprint import (
     fingerprint,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
+from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
 
 _KEYS_AND_VALUES = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers that keep no state
@@ -106,7 +107,7 @@ class TransformersSampler:
                 part = rows[start : start + self._batch_size]
                 seeds = [request.seed_of(index, g) for _, index, g in part]
                 selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
-                decoded = self._decode(selected, params, seeds)
+                decoded = self._decode(selected, params, seeds, watch=request.watch)
                 for (row, index, g), (ids, logprobs, experts, kept) in zip(part, decoded, strict=True):
                     groups[index].append(
                         make_rollout(
@@ -137,6 +138,7 @@ class TransformersSampler:
                     self._prefill([prompts[row] for row in rows]),
                     params,
                     [batch.seed_of(turns[row]) for row in rows],
+                    watch=request.watch,
                     limits=[turns[row].max_tokens for row in rows],
                 )
                 for row, (ids, logprobs, *_) in zip(rows, drawn, strict=True):
@@ -166,9 +168,11 @@ class TransformersSampler:
                 selected,
                 params,
                 seeds,
+                watch=request.watch,
                 limits=[params.max_tokens - len(prefixes[row]) for row in batch],
                 is_enough=progress.would_be_enough([rows[row] for row in batch]),
             )
+            request.watch.add(ended=len(batch))
             for row, (ids, logprobs, *_) in zip(batch, drawn, strict=True):
                 progress.extend(*rows[row], ids, logprobs, version=self.policy_version)
         return progress.groups
@@ -298,6 +302,7 @@ class TransformersSampler:
         params: SamplingParams,
         seeds: list[int],
         *,
+        watch: SamplingWatch,
         limits: Sequence[int] | None = None,
         is_enough: Callable[[list[int]], bool] = lambda _: False,
     ) -> list[tuple[np.ndarray, np.ndarray, list[np.ndarray], KeptIds | None]]:
@@ -307,6 +312,7 @@ class TransformersSampler:
             encoded: the rows, read up to their last token.
             params: of the sampling.
             seeds: of each row.
+            watch: is told of each token.
             limits: most tokens of each row; None: params.max_tokens of all.
             is_enough: is given the rows that end, after each token; where it is true, the others stay as they are.
         """
@@ -317,6 +323,7 @@ class TransformersSampler:
         noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
         alive = torch.ones_like(rows, dtype=torch.bool)
+        left = num_rows
         most = torch.tensor(limits or [params.max_tokens] * num_rows, device=self._device)
         left_ids: list[tuple[Tensor, Tensor, Tensor]] = []  # of each token: (rows, place in them, id) of what is left
         experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
@@ -331,7 +338,8 @@ class TransformersSampler:
             lengths[rows] += alive
             ends = alive & (torch.isin(tokens, self._eos) | (most[rows] == t + 1))
             alive &= ~ends
-            left = int(alive.sum())
+            growing, left = left, int(alive.sum())
+            watch.add(tokens=growing, longest=t + 1, ended=growing - left if limits is None else 0)
             if left == 0 or (limits and is_enough(rows[ends].tolist())):
                 break
             # Copying the cache costs about one step: drop finished rows only when an eighth is done.

@@ -47,6 +47,11 @@ class Recorder:
         if self.is_main:
             self.line.phase(self.last_step + 1, name)
 
+    def inside(self, text: str) -> None:
+        """Show how far the phase in progress is."""
+        if self.is_main:
+            self.line.inside(text)
+
     def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
         """Record a finished step: rollouts first, so that no logged step lacks them."""
         self.last_step = step
@@ -61,7 +66,8 @@ class Recorder:
         for line in self.alarms.after_step(metrics):
             self.note(line)
         if self.samples_every and step % self.samples_every == 0:
-            sample_table(rows, step=step)
+            asked = {group.problem.id: (group.problem.question, group.problem.answer) for group in groups}
+            sample_table(rows, asked, step=step)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a step that is recorded already."""

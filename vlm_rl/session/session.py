@@ -238,7 +238,9 @@ class Session:
         self.history = RewardHistory()
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
-        self.source = make_source(GroupSampling(config, self.sampling, *parts, self.host), self.sampler)
+        show = self.recorder.inside if self.recorder.is_main and not config.rollout.ahead else None
+        sampling = GroupSampling(config, self.sampling, *parts, self.host, show)
+        self.source = make_source(sampling, self.sampler)
         self.collecting = Collecting(
             config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
         )

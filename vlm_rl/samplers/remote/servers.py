@@ -213,6 +213,8 @@ class ServerSampler:
 
         def take(index: int, group: list[Rollout]) -> None:
             groups[index] = group
+            lengths = [len(rollout.ids) for rollout in group]
+            request.watch.add(tokens=sum(lengths), longest=max(lengths), ended=len(group))
             if on_group is not None:
                 on_group(index, group)
 

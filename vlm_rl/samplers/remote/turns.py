@@ -60,4 +60,5 @@ class TurnSampling:
         del self._asked[id(turn)]
         self.num_sampled += 1
         (rollout,) = group
+        self._request.watch.add(tokens=len(rollout.ids), longest=len(turn.ids) + len(rollout.ids))
         self._batch.sampled(turn, rollout.ids, rollout.logprobs, num_cached=rollout.num_cached)

@@ -57,6 +57,7 @@ from vlm_rl.samplers.vllm.worker import (
     worker_buffers,
     worker_checksums,
 )
+from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -179,10 +180,11 @@ class VllmSampler:
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
             requests = [(of_prompt, setting) for *_, of_prompt, setting in asked]
-            for number, ids, logprobs, more in self._finished(requests):
+            for number, ids, logprobs, more in self._finished(requests, watch=request.watch):
                 rank, index, g, *_ = asked[number]
                 if rank != self._rank:
                     continue
+                request.watch.add(ended=1)
                 groups[index][g] = make_rollout(
                     prompts[index], g, ids, logprobs, builder=self._builder, version=self.policy_version, **more
                 )
@@ -210,7 +212,7 @@ class VllmSampler:
             ]
 
         with _global_random_state_kept():
-            for number, ids, logprobs, of_turn in self._finished((), more=more):
+            for number, ids, logprobs, of_turn in self._finished((), more=more, watch=request.watch):
                 batch.sampled(turns.pop(number), ids, logprobs, num_cached=of_turn["num_cached"])
         return batch.groups
 
@@ -230,7 +232,9 @@ class VllmSampler:
             own_seed = request.seed_of(index, g, sampled=len(ids))
             asked.append(({**shared[index], "prompt_token_ids": whole}, self._sampling(left, own_seed)))
         with _global_random_state_kept():
-            for number, ids, logprobs, _ in self._finished(asked, is_enough=lambda: batch.is_enough):
+            finished = self._finished(asked, is_enough=lambda: batch.is_enough, watch=request.watch)
+            for number, ids, logprobs, _ in finished:
+                request.watch.add(ended=1)
                 index, g = numbers[number]
                 batch.extend(index, g, ids, logprobs, version=self.policy_version)
         return batch.groups
@@ -251,6 +255,7 @@ class VllmSampler:
         self,
         requests: Sequence[tuple[dict[str, Any], vllm.SamplingParams]],
         *,
+        watch: SamplingWatch,
         is_enough: Callable[[], bool] = lambda: False,
         more: Callable[[bool], Sequence[tuple[dict[str, Any], vllm.SamplingParams]]] = lambda _: (),
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict[str, Any]]]:
@@ -260,6 +265,7 @@ class VllmSampler:
 
         Args:
             requests: in the order of their numbers.
+            watch: is told of each token.
             is_enough: whether to end before all have.
             more: returns further requests; it is told whether the engine has nothing else to do, and may wait then.
         """
@@ -278,7 +284,10 @@ class VllmSampler:
                 if not engine.has_unfinished_requests():
                     break
                 alive()
-                for output in engine.step():
+                before = self._log.num_tokens
+                outputs = engine.step()
+                watch.add(tokens=self._log.num_tokens - before, longest=self._log.longest)
+                for output in outputs:
                     if output.finished:
                         number = int(output.request_id)
                         (whole,) = output.outputs

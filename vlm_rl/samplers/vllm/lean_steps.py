@@ -40,6 +40,7 @@ class ResponseLog:
         """Stand in front of the scheduler of an engine in this process."""
         self._update = scheduler.update_from_output
         self._kept: dict[str, _KeptResponse] = {}
+        self.num_tokens = self.longest = 0  # of what was kept since `clear`
         scheduler.update_from_output = self._update_from_output
 
     def keep(self, name: str) -> None:
@@ -54,6 +55,7 @@ class ResponseLog:
     def clear(self) -> None:
         """Forget what was not taken."""
         self._kept.clear()
+        self.num_tokens = self.longest = 0
 
     def _update_from_output(self, scheduled: Any, sampled: Any) -> Any:
         if not self._kept or sampled.logprobs is None:
@@ -75,6 +77,8 @@ class ResponseLog:
                     first = row if firsts is None else firsts[row]
                     kept.ids.extend(ids)
                     kept.logprobs.extend(logprobs[first : first + len(ids)])
+                    self.num_tokens += len(ids)
+                    self.longest = max(self.longest, len(kept.ids))
                 if output.finish_reason is not None or output.routed_experts is not None:
                     passed.append(output)
             outputs.outputs = passed
