@@ -297,6 +297,23 @@ def test_published_averages_and_lengths_stand_beside_ours(tmp_path: Path, monkey
     assert "| 80.0 / 59.4 (of 2) |" in text
 
 
+def test_the_table_says_how_steady_our_runs_were(tmp_path: Path) -> None:
+    """Evaluations of .2, .8, .6 and .7: .8 is the best, .1 above the last; sqrt(.41 / 6) = .2614 between them."""
+    paper = PAPERS["luspo-vl"]
+    planned = table_rows(paper, runs_of(paper.key), tmp_path)
+    rows = [replace(row, folder=tmp_path / row.folder.name) for row in planned]
+    run = RunDirectory(rows[1].folder)
+    run.path.mkdir(parents=True)
+    for step, accuracy in enumerate((0.2, 0.8, 0.6, 0.7)):
+        run.write_eval(Path(rows[1].config.data.eval[0]).name, step, [], summary(accuracy))
+    for step in range(1, 31):
+        run.append_metrics(step, 1, {"grad_norm": 50.0 if step in (7, 8) else 2.0, "loss": float(step % 2)})
+    table = make_table(paper, rows)
+    assert [row["stability"] is None for row in table["rows"][:3]] == [True, False, True]
+    evaluated = Path(rows[1].config.data.eval[0]).name
+    assert f"| GRPO | {evaluated} | 4 | 80.0 | 10.0 | 26.1 | 30 | 2 | 0 |" in as_markdown(table)
+
+
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def run(*words: object) -> tuple[int, str]:

@@ -255,14 +255,14 @@ def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
     page = Page(write_report([run], tmp_path / "report.html"))
     for name in ("reward", "rewards/format/mean", "entropy", "rollout/logprob_gap", "grad_norm", "steps/skipped"):
         assert f"<code>{name}</code>" in page.source
-    # reward, 3 parts, gradient mass, clip, entropy, gap, gradient norm, refused steps, time
-    assert page.text.count("not logged by this run") == 11
+    # reward, 3 parts, gradient mass, clip, entropy, gap, gradient norm, refused steps, spikes, time
+    assert page.text.count("not logged by this run") == 12
     # accuracy, mean length, its range and its split: they need the rollouts only
     assert len(page.charts) == 4
     assert "There are no two evaluations" in page.text and "No evaluation with rows is stored" in page.text
     other = build_run(tmp_path / "other", steps=3, metrics=False, eval_steps=())
     page = Page(write_report([run, other], tmp_path / "both.html"))
-    assert page.text.count("not logged by these runs") == 11 and "this run" not in page.text
+    assert page.text.count("not logged by these runs") == 12 and "this run" not in page.text
 
 
 def test_functions_and_the_judge_have_their_curves_by_name(tmp_path):
@@ -540,6 +540,26 @@ def test_hadw_shows_its_belief_and_its_weights(tmp_path):
     )
     assert points(belief) == {"weighted: belief": [0.25, 0.3125], "weighted: accuracy": [0.25, 0.5]}
     assert points(factors) == {"weighted: hard": [1.5], "weighted: easy": [1.1]}
+
+
+def test_stability_names_drop_and_spikes(tmp_path):
+    """Evaluations that end below the best, a norm of more than ten medians, and a loss that leaps."""
+    run = build_run(tmp_path / "run", eval_steps=())
+    for record in run.metrics():
+        step = int(record["step"])
+        values = {"grad_norm": 900.0 if step == 31 else 1.0 + step % 3, "loss": 5.0 if step == 33 else step % 5 / 10}
+        run.append_metrics(step, 1, values)
+    rows = build_run(tmp_path / "other").evals()[0].rows().to_pylist()[:20]
+    for step, right in ((10, 4), (20, 16), (30, 12)):
+        verdicts = [row | {"verdict": "correct" if k < right else "wrong"} for k, row in enumerate(rows)]
+        run.write_eval("toy-test", step, verdicts, {"accuracy": right / 20})
+    curves = RunCurves(run)
+    assert (curves.spikes.norm_steps, curves.spikes.loss_steps) == ([31], [33])
+    text = write_report([run], tmp_path / "page.html").read_text()
+    (section,) = re.findall(r'<section id="stability">.*?</section>', text, re.S)
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
+    # sqrt((.6^2 + .2^2) / 4) = .316
+    assert cells == ["run", "toy-test", "3", "80.0", "60.0", "20.0", "31.6", "run", "1 (step 31)", "1 (step 33)"]
 
 
 def test_the_readme_figure_shows_something_everywhere(run, tmp_path):

@@ -10,8 +10,8 @@ def step(norm: float = 2.0, entropy: float = 1.0, accuracy: float = 0.3) -> dict
 
 
 def said(*steps: dict[str, float], before: int = 5) -> list[str]:
-    alarms = Alarms([step()] * before)
-    return [line for metrics in steps for line in alarms.after_step(metrics)]
+    alarms = Alarms([{"step": k, **step()} for k in range(before)])
+    return [line for k, metrics in enumerate(steps, before) for line in alarms.after_step(k, metrics)]
 
 
 def test_a_norm_of_more_than_ten_medians_is_said_once_until_it_falls() -> None:
@@ -37,5 +37,6 @@ def test_entropy_that_collapses_is_said_once_unless_accuracy_rose() -> None:
 
 
 def test_what_was_said_before_a_resume_is_not_said_again() -> None:
-    alarms = Alarms([*[step()] * 5, step(40.0, entropy=0.01)])
-    assert alarms.after_step(step(40.0, entropy=0.01)) == []
+    alarms = Alarms([{"step": k, **one} for k, one in enumerate([*[step()] * 5, step(40.0, entropy=0.01)], 1)])
+    assert alarms.after_step(7, step(40.0, entropy=0.01)) == []
+    assert alarms.spikes.norm_steps == [6, 7], "but both are counted"

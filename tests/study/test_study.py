@@ -333,11 +333,12 @@ def test_numbers_of_a_run_by_hand(tmp_path):
     def metrics(_, step):
         masses = {f"gradient_mass/positive/decile_{d}": d / 100 for d in range(1, 11)}
         part = {"rewards/accuracy/mean": step / 10, "completions/mean_length": float(step), "length/wrong_mean": 5.0}
-        return {**masses, **part}
+        return {**masses, **part, "grad_norm": 30.0 if step in (9, 12) else 1.0, "loss": 0.1}  # 20 losses: too few
 
     write_run(planned, metrics, evals={0: ([False], [9]), 20: ([True, False, True, True], [4, 6, 8, 2])})
     comparison = collect(study, [planned])
     (run,) = comparison.runs
+    assert run.stability == {"drop/toy-test": 0, "norm_spikes": 2}  # of two evaluations no deviation
     assert run.finals == {  # 20 steps: the last two; an accuracy part of 2 per right answer
         "train_accuracy": pytest.approx((1.9 + 2.0) / 2 / 2),
         "train_length": 19.5,
@@ -492,6 +493,13 @@ def test_the_tables_tell_the_numbers(done, page):
     assert f"{apart['mean']:+.1f}" in page.text and f"{apart['low']:+.1f} to {apart['high']:+.1f}" in page.text
     assert f"{apart['detectable']:.1f}" in page.text
     assert all(sentence in page.text for sentence in tree["words"]) and len(tree["words"]) == 4
+    (steady,) = re.findall(r'<section id="stability">.*?</section>', page.source, re.S)
+    for measure, scale in (("drop/toy-test", 100), ("between_std/toy-test", 100), ("norm_spikes", 1)):
+        known = tree["stability"][measure]["grpo"]
+        assert known["mean"] == pytest.approx(
+            np.mean([run["stability"][measure] for run in tree["runs"] if run["rule"] == "grpo"])
+        )
+        assert f"{scale * known['mean']:.1f} ({scale * known['low']:.1f} to {scale * known['high']:.1f})" in steady
     for run in tree["runs"]:  # the change recorded is that of the ends recorded
         first, last = run["first_and_last"]["completions/mean_length"]
         assert last - first == pytest.approx(run["final"]["train_length_change"], abs=0.02)

@@ -41,6 +41,8 @@ from vlm_rl.train import weigh
 
 # the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {
+    "stability/norm_spikes",
+    "stability/loss_spikes",
     *(f"completions/{name}" for name in ("mean_length", "min_length", "max_length", "mean_terminated_length")),
     "completions/clipped_ratio",
     *(f"rewards/{part}/{number}" for part in ("accuracy", "format", "overlong") for number in ("mean", "std")),

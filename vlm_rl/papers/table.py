@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.papers.catalog import Paper, TableColumn
+from vlm_rl.papers.catalog import BASE, Paper, TableColumn
 from vlm_rl.papers.steps import TableRow
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.run_files import write_atomically
+from vlm_rl.run.stability import GROWTH, spikes_of, steadiness
 
 NO_SOURCE = "no source"
 NOT_MEASURED = "not measured"
@@ -69,6 +71,27 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
             "published": paper.lengths.get(key),
             "ours": _mean([result.get("mean_length") for result in with_length]),
         },
+        "stability": _stability(row),
+    }
+
+
+def _stability(row: TableRow) -> dict[str, Any] | None:
+    """Return how steady our training run was, on the first set that it evaluates; None where nothing is known."""
+    run = RunDirectory(row.folder)
+    if row.rule == BASE or not (records := run.metrics()):
+        return None
+    evaluated = Path(row.config.data.eval[0]).name if row.config.data.eval else ""
+    moved = steadiness([result.summary["accuracy"] for result in run.evals(evaluated)]) if evaluated else None
+    spikes = spikes_of(records)
+    return {
+        "set": evaluated,
+        "num_evaluations": 0 if moved is None else moved.num_evaluations,
+        "best": None if moved is None else _percent(moved.best),
+        "drop": None if moved is None else _percent(moved.drop),
+        "between_std": None if moved is None or math.isnan(moved.between_std) else _percent(moved.between_std),
+        "steps": int(records[-1]["step"]),
+        "norm_spikes": len(spikes.norm_steps),
+        "loss_spikes": len(spikes.loss_steps),
     }
 
 
@@ -135,8 +158,32 @@ def as_markdown(table: Mapping[str, Any]) -> str:
             average += f" (of {row['average']['columns']})"
         means = [average, _pair(row["mean_length"], ",.0f")]
         lines.append(f"| {' | '.join([row['model'], row['rule'], *map(_shown, row['cells']), *means])} |")
+    lines += _stability_lines(table["rows"])
     lines += ["", "What differs from the paper:", "", *(f"- {item}" for item in table["differs"]), ""]
     return "\n".join(lines)
+
+
+def _stability_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of our runs' stability; nothing where none has trained."""
+    known = [(row, row["stability"]) for row in rows if row["stability"] is not None]
+    if not known:
+        return []
+    lines = [
+        "",
+        "How steady our runs were: best evaluation during training, how far the last is below it, the standard "
+        "deviation between evaluations (of the differences of neighbours), in points, and the steps whose gradient "
+        f"norm is above {GROWTH:.0f} times the median of the steps before, or whose loss is further from that median "
+        f"than {GROWTH:.0f} times the usual distance.",
+        "",
+        "| model | rule | set | evaluations | best | drop | deviation | steps | norm spikes | loss spikes |",
+        f"|{'---|' * 10}",
+    ]
+    for row, of_run in known:
+        points = ["–" if of_run[key] is None else f"{of_run[key]:.1f}" for key in ("best", "drop", "between_std")]
+        counts = [str(of_run[key]) for key in ("steps", "norm_spikes", "loss_spikes")]
+        cells = [row["model"], row["rule"], of_run["set"] or "–", str(of_run["num_evaluations"]), *points, *counts]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _shown(cell: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import cluster_labels
 from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.run_log import LOG
+from vlm_rl.run.stability import Spikes, Steadiness, spikes_of, steadiness
 from vlm_rl.stats import estimate, score_interval
 
 
@@ -75,6 +76,17 @@ class RunCurves:
     def scores(self) -> dict[str, list[Score]]:
         """Return the scores of each benchmark, in the order of the steps."""
         return {name: [score_of(result) for result in results] for name, results in self.evals.items()}
+
+    @cached_property
+    def spikes(self) -> Spikes:
+        """Return the steps whose gradient norm or loss jumped."""
+        return spikes_of(self.metrics)
+
+    @property
+    def steadiness(self) -> dict[str, Steadiness]:
+        """Return how the evaluations of each set moved; only those with two evaluations or more."""
+        moved = {name: steadiness([score.accuracy for score in scores]) for name, scores in self.scores.items()}
+        return {name: known for name, known in moved.items() if known is not None and math.isfinite(known.last)}
 
     @property
     def num_steps(self) -> int:

@@ -33,6 +33,7 @@ from vlm_rl.report.sections import (
     time_section,
     updates_section,
 )
+from vlm_rl.report.stability_section import stability_section
 from vlm_rl.run.best import paired_change
 from vlm_rl.run.directory import RunDirectory, distinct_names
 from vlm_rl.run.eval_result import EvalResult
@@ -58,6 +59,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         gradient_mass_section(curves),
         *([weighted] if (weighted := difficulty_section(curves)) else []),
         updates_section(curves),
+        stability_section(curves),
         time_section(curves),
         _examples_section(curves),
         *([controls_section(curves)] if any(controls_of(run) for run in curves) else []),

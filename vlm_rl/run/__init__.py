@@ -4,6 +4,7 @@ directory    read and write a run directory: the contract between training, repo
 plot         a run's curves as a figure, for notebooks
 configurations  a resume's against that of its run, and those of several ranks
 best         the best evaluated checkpoint, and how much lower the last one is
+stability    how steady a run was: evaluations that fall or waver, updates that jump
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 turn_record  an episode as it is stored
@@ -40,6 +41,7 @@ __all__ = [
     "rollout_row",
     "run_files",
     "run_log",
+    "stability",
     "terminal",
     "trackers",
     "tracking",

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 
 from vlm_rl.run.best import best_result, paired_change
 from vlm_rl.run.eval_result import EvalResult
+from vlm_rl.run.stability import FIRST, GROWTH, spikes_of
 
-FIRST = 5
-"""Steps that are looked at before any is compared with them."""
-GROWTH = 10.0
-"""A gradient norm so many times the median of all steps before it is a jump."""
 COLLAPSE = 0.1
 """Entropy below this share of the first steps' mean has collapsed, unless accuracy has risen by RISE."""
 RISE = 0.1
@@ -31,36 +28,34 @@ class Alarms:
         """Look at what is logged already, and say nothing of it.
 
         Args:
-            metrics: of the steps before a resume, ascending.
+            metrics: of the steps before a resume, ascending, each with its `step`.
         """
-        self._norms: list[float] = []
+        self.spikes = spikes_of([])
         self._first: list[Mapping[str, float]] = []
         self._is_high = self._is_collapsed = False
         for record in metrics:
-            self.after_step(record)
+            self.after_step(int(record["step"]), record)
 
-    def after_step(self, metrics: Mapping[str, float]) -> list[str]:
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Return a line for each alarm that this step begins."""
+        self.spikes.add(step, metrics)
         lines = [line for line in (self._norm(metrics), self._entropy(metrics)) if line]
         if _ACCURACY in metrics and len(self._first) < FIRST:
             self._first.append(metrics)
         return lines
 
     def _norm(self, metrics: Mapping[str, float]) -> str | None:
-        norm, line = metrics.get("grad_norm", math.nan), None
+        norm, ratio = metrics.get("grad_norm", math.nan), self.spikes.norm_ratio
         if not math.isfinite(norm):
             return None
-        if len(self._norms) >= FIRST:
-            usual = median(self._norms)
-            is_high = norm > GROWTH * usual
-            if is_high and not self._is_high:
-                line = (
-                    f"warning: the gradient norm is {norm:.3g}, {norm / usual:.0f} times its median so far: updates "
-                    "may be noise; if the next evaluation falls, lower train.lr or set train.schedule=cosine"
-                )
-            self._is_high = is_high
-        self._norms.append(norm)
-        return line
+        is_high, was_high = ratio > GROWTH, self._is_high
+        self._is_high = is_high
+        if was_high or not is_high:
+            return None
+        return (
+            f"warning: the gradient norm is {norm:.3g}, {ratio:.0f} times its median so far: updates "
+            "may be noise; if the next evaluation falls, lower train.lr or set train.schedule=cosine"
+        )
 
     def _entropy(self, metrics: Mapping[str, float]) -> str | None:
         if len(self._first) < FIRST or self._is_collapsed or not {"entropy", _ACCURACY} <= metrics.keys():

@@ -19,7 +19,7 @@ from vlm_rl.report.figures import CurveFigure, figure_grid, metric_section
 from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
 from vlm_rl.study.plan import Study
 from vlm_rl.study.results import NUM_END_DECILES, SeedBand, StudyResults, seed_band, thinned
-from vlm_rl.study.tables import RuleStyle, difference_section, final_section, rule_styles
+from vlm_rl.study.tables import RuleStyle, difference_section, final_section, rule_styles, stability_section
 
 _PARTS = macros("vlm_rl.study", "parts.html")
 _STUDY = macros("vlm_rl.study", "study.html")
@@ -43,6 +43,7 @@ def write_study_page(results: StudyResults, study: Study, findings: Sequence[str
         _learning_section(results),
         _length_section(results),
         _update_section(results),
+        stability_section(results),
         _time_section(results),
         _every_metric_section(results),
         _runs_section(results, study),

@@ -21,6 +21,7 @@ from vlm_rl.algorithms import Algorithm, resolve_algorithm
 from vlm_rl.config import Config
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.stability import FIRST, FIRST_LOSSES
 from vlm_rl.stats import Estimate, estimate, smooth
 from vlm_rl.study.plan import Planned, Study
 
@@ -61,6 +62,7 @@ class RunNumbers:
     curves: Mapping[str, StepCurve]  # only those with a finite value
     finals: Mapping[str, float]  # measure -> value
     contaminated: tuple[str, ...] = ()
+    stability: Mapping[str, float] = field(default_factory=dict)  # measure -> value
     logged: Mapping[str, StepCurve] = field(default_factory=dict)  # all of metrics.jsonl, as it is
 
     @property
@@ -102,6 +104,12 @@ class StudyResults:
         """Return the names of the final values that at least one run has, held-out ones first."""
         known = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
         return sorted(known, key=lambda measure: (measure.startswith("train"), not is_share(measure)))
+
+    @property
+    def stability_measures(self) -> list[str]:
+        """Return the names of what is known of the runs' stability, those of sets first."""
+        known = dict.fromkeys(measure for run in self.runs for measure in run.stability)
+        return sorted(known, key=lambda measure: "/" not in measure)
 
     @property
     def benchmarks(self) -> list[str]:
@@ -166,8 +174,30 @@ def read_run(planned: Planned) -> RunNumbers:
         finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     logged = {name: StepCurve(*run.metric(name)) for name in run.every_metric}
-    contaminated = tuple(run.run.contaminated())
-    return RunNumbers(planned.rule, planned.seed, planned.start, planned.config, curves, finals, contaminated, logged)
+    return RunNumbers(
+        planned.rule,
+        planned.seed,
+        planned.start,
+        planned.config,
+        curves,
+        finals,
+        contaminated=tuple(run.run.contaminated()),
+        stability=_stability(run),
+        logged=logged,
+    )
+
+
+def _stability(run: RunCurves) -> dict[str, float]:
+    """Return how steady a run was, by measure; only what its files say."""
+    values = {}
+    for benchmark, moved in run.steadiness.items():
+        values[f"drop/{benchmark}"] = moved.drop
+        values[f"between_std/{benchmark}"] = moved.between_std
+    if len(run.spikes.norms) > FIRST:
+        values["norm_spikes"] = float(len(run.spikes.norm_steps))
+    if len(run.spikes.losses) > FIRST_LOSSES:
+        values["loss_spikes"] = float(len(run.spikes.loss_steps))
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _curves(run: RunCurves, planned: Planned) -> dict[str, StepCurve]:
@@ -286,6 +316,12 @@ def final_estimate(results: StudyResults, rule: str, measure: str) -> Estimate:
     return estimate(list(final_values(results, rule, measure).values()), bounds=bounds)
 
 
+def stability_estimate(results: StudyResults, rule: str, measure: str) -> Estimate:
+    """Return the mean over the rule's seeds of how steady they were, with its 95 % t interval."""
+    values = [run.stability[measure] for run in results.of(rule) if measure in run.stability]
+    return estimate(values, bounds=(0, 1 if "/" in measure else math.inf))
+
+
 def difference(results: StudyResults, rule: str, other: str, measure: str) -> Estimate:
     """Return the mean of rule minus other over the seeds that both have finished, with its 95 % t interval.
 
@@ -318,6 +354,7 @@ def as_json(results: StudyResults, findings: Sequence[str]) -> dict[str, Any]:
                 "seed": run.seed,
                 "start": run.start,
                 "final": _plain(run.finals),
+                "stability": dict(run.stability),
                 "first_and_last": {
                     name: [
                         float(f"{end:.4g}") if math.isfinite(end) else None
@@ -337,6 +374,10 @@ def as_json(results: StudyResults, findings: Sequence[str]) -> dict[str, Any]:
                 rule: _estimate_json(difference(results, rule, results.baseline, measure)) for rule in rules[1:]
             }
             for measure in results.measures
+        },
+        "stability": {
+            measure: {rule: _estimate_json(stability_estimate(results, rule, measure)) for rule in rules}
+            for measure in results.stability_measures
         },
         "words": list(findings),
     }

@@ -11,9 +11,18 @@ from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.points import Interval, forest
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.vega import embed
+from vlm_rl.run.stability import FEWEST, GROWTH
 from vlm_rl.stats import Estimate
 from vlm_rl.study.plan import Study
-from vlm_rl.study.results import StudyResults, difference, final_estimate, final_values, is_share, measure_title
+from vlm_rl.study.results import (
+    StudyResults,
+    difference,
+    final_estimate,
+    final_values,
+    is_share,
+    measure_title,
+    stability_estimate,
+)
 
 _PARTS = macros("vlm_rl.study", "parts.html")
 _STUDY = macros("vlm_rl.study", "study.html")
@@ -65,6 +74,40 @@ def final_section(results: StudyResults, study: Study) -> PageSection:
     seed_tables = [_seed_table(results, measure) for measure in measures]
     body = _STUDY.final_values(_STUDY.rule_table(head, rows), seed_tables)
     return PageSection("Final values", caption + _sampling_note(results), body)
+
+
+def stability_section(results: StudyResults) -> PageSection:
+    """Return the means over the seeds of how far runs fall below their best, waver, and jump."""
+    caption = (
+        "Mean over the seeds with its 95 % t interval. Drop: the best evaluation less the last. Deviation: the "
+        "standard deviation between evaluations, from the differences of neighbours; of "
+        f"{FEWEST} evaluations or more. Spikes: steps whose gradient norm is above {GROWTH:.0f} times the median of "
+        f"the steps before, or whose loss is further from that median than {GROWTH:.0f} times the usual distance."
+    )
+    measures = results.stability_measures
+    if not measures:
+        return PageSection("Stability", caption, _nothing_yet())
+    rows = [
+        (style, [_steady(stability_estimate(results, style.name, measure), measure) for measure in measures])
+        for style in rule_styles(results)
+    ]
+    return PageSection("Stability", caption, _STUDY.rule_table([_steady_title(m) for m in measures], rows))
+
+
+def _steady_title(measure: str) -> str:
+    kind, _, benchmark = measure.partition("/")
+    if benchmark:
+        return f"{'drop' if kind == 'drop' else 'deviation'} on {benchmark}, points"
+    return "steps with a spike of the " + ("gradient norm" if kind == "norm_spikes" else "loss")
+
+
+def _steady(estimate: Estimate, measure: str) -> str:
+    """Return a mean with its interval: points of a share, else a number of steps."""
+    if not estimate.num:
+        return _EMPTY
+    ends = (estimate.mean, estimate.low, estimate.high)
+    mean, low, high = (f"{100 * end if '/' in measure else end:.1f}" for end in ends)
+    return f"{mean} ({low} to {high})" if estimate.has_interval else mean
 
 
 def _sampling_note(results: StudyResults) -> str:
