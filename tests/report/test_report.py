@@ -30,6 +30,7 @@ from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import write_report
+from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.stats import estimate, running_mean, score_interval, smooth
 
@@ -526,7 +527,7 @@ def points(chart: dict[str, Any]) -> dict[str, list[float]]:
 
 def test_hadw_shows_its_belief_and_its_weights(tmp_path):
     """A run without HA-DW has no such section, and no curves in it beside one that has."""
-    plain = build_run(tmp_path / "plain", steps=2)
+    plain = build_run(tmp_path / "plain", steps=2, eval_steps=())
     assert "Difficulty" not in Page(write_report([plain], tmp_path / "plain.html")).text
     tree = plain.config().model_dump(mode="json") | {"out": str(tmp_path / "weighted")}
     tree["algorithm"]["hadw"]["enabled"] = True
@@ -540,6 +541,34 @@ def test_hadw_shows_its_belief_and_its_weights(tmp_path):
     )
     assert points(belief) == {"weighted: belief": [0.25, 0.3125], "weighted: accuracy": [0.25, 0.5]}
     assert points(factors) == {"weighted: hard": [1.5], "weighted: easy": [1.1]}
+
+
+def test_accuracy_by_difficulty_is_of_problems_sorted_at_first(tmp_path):
+    """Two samples of each of four problems: right 0, 1, 2 and 2 times at first; the first evaluation is not drawn."""
+    run = build_run(tmp_path / "run", steps=2, eval_steps=())
+    row = build_run(tmp_path / "other", steps=1).evals()[0].rows().to_pylist()[0]
+    for step, counts in ((0, "0122"), (1, "1121"), (2, "0220")):
+        rows = [
+            row | {"problem_id": f"p{p}", "sample_index": s, "verdict": "correct" if s < int(count) else "wrong"}
+            for p, count in enumerate(counts)
+            for s in range(2)
+        ]
+        run.write_eval("set", step, rows, {"accuracy": sum(map(int, counts)) / 8})
+    first, second, _ = run.evals("set")
+    found = by_difficulty(first, second)
+    assert difficulty_metrics_of("set", found) == {
+        "difficulty/set/never": 0.5,
+        "difficulty/set/sometimes": 0.5,
+        "difficulty/set/always": 0.75,
+    }
+    (chart,) = (
+        c for title, c in Page(write_report([run], tmp_path / "p.html")).charts.items() if "difficulty" in title
+    )
+    assert points(chart) == {
+        "never right at first (1)": [0.5, 0.0],
+        "sometimes right at first (1)": [0.5, 1.0],
+        "always right at first (2)": [0.75, 0.5],
+    }
 
 
 def test_stability_names_drop_and_spikes(tmp_path):

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from vlm_rl.config import Config
+from vlm_rl.run.difficulty import DifficultyScores, by_difficulty
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import cluster_labels
 from vlm_rl.run.eval_result import EvalResult
@@ -76,6 +77,11 @@ class RunCurves:
     def scores(self) -> dict[str, list[Score]]:
         """Return the scores of each benchmark, in the order of the steps."""
         return {name: [score_of(result) for result in results] for name, results in self.evals.items()}
+
+    def difficulty(self, benchmark: str) -> list[tuple[int, dict[str, DifficultyScores]]]:
+        """Return (step, scores by difficulty) of each evaluation of a set but the first, which sorts the problems."""
+        results = self.evals.get(benchmark, [])
+        return [(result.step, by_difficulty(results[0], result)) for result in results[1:]]
 
     @cached_property
     def spikes(self) -> Spikes:

@@ -20,6 +20,8 @@ from vlm_rl.report.figures import CurveFigure, card, figure_grid, metric_section
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.vega import embed
+from vlm_rl.run.difficulty import DIFFICULTIES
+from vlm_rl.stats import score_interval
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
@@ -159,7 +161,59 @@ def _mass_stretches(
 
 
 def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
-    """Return HA-DW's belief beside the accuracy that it follows, and its mean weights; None where no run uses it."""
+    """Return accuracy by difficulty, and HA-DW's belief and weights where a run uses it; None without any of them."""
+    figures, captions = [], []
+    if sorted_at_first := _by_difficulty(runs):
+        figures += sorted_at_first
+        captions.append(
+            "The first evaluation sorts the problems by whether none, some or all of their samples were right; it is "
+            "not drawn, since it says nothing else. Part of the change to the second is chance: what was right by "
+            "luck is sorted as right. Bars: 95 % intervals."
+        )
+    if weighted := _weighted_difficulty(runs):
+        figures += weighted
+        captions.append(
+            "HA-DW calls a prompt hard where its pass rate is below the belief, and easy otherwise. The belief "
+            "should follow the accuracy within a few steps; where the two weights drift apart, it lags behind."
+        )
+    return PageSection("Difficulty", " ".join(captions), figure_grid(figures, columns=3)) if figures else None
+
+
+def _by_difficulty(runs: Sequence[RunCurves]) -> list[CurveFigure]:
+    """Return accuracy by difficulty: of one run a figure for each set, of several one for each set and difficulty."""
+    figures: dict[str, list[Series]] = {}
+    colors = dict(zip(DIFFICULTIES, (BAD, PALETTE[0], GOOD), strict=True))
+    for color, run in _colored(runs):
+        for benchmark in run.evals:
+            later = run.difficulty(benchmark)
+            for kind in DIFFICULTIES:
+                found = [(step, scores[kind]) for step, scores in later if kind in scores]
+                if not found:
+                    continue
+                what = f"{kind} right at first ({len(found[-1][1].scores_P):,})"
+                ends = [score_interval(scores.scores_P, scores.clusters) for _, scores in found]
+                title = f"Accuracy by difficulty: {benchmark}"
+                label, own = what, colors[kind]
+                if len(runs) > 1:
+                    title = f"Problems {kind} right at first: {benchmark}"
+                    label, own = f"{run.name} ({len(found[-1][1].scores_P):,})", color
+                figures.setdefault(title, []).append(
+                    Series(
+                        label,
+                        np.array([step for step, _ in found], dtype=np.float64),
+                        np.array([scores.accuracy for _, scores in found]),
+                        own,
+                        low=np.array([low for low, _ in ends]),
+                        high=np.array([high for _, high in ends]),
+                        points=True,
+                    )
+                )
+    options = {"percent": True, "from_zero": True}
+    return [CurveFigure(title, series, "no evaluation", _who(runs), options) for title, series in figures.items()]
+
+
+def _weighted_difficulty(runs: Sequence[RunCurves]) -> list[CurveFigure]:
+    """Return HA-DW's belief beside the accuracy that it follows, and its mean weights; none where no run uses it."""
     belief, weights = [], []
     for color, run in _colored(runs):
         if not run.config.algorithm.hadw.enabled:
@@ -171,8 +225,8 @@ def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
             values = run.metric(f"hadw/weight_{name}")
             weights.append(Series(curve_label(runs, run, name), *values, color, dashed=dashed, smooth=True))
     if not belief:
-        return None
-    figures = [
+        return []
+    return [
         CurveFigure(
             "Belief C, and the accuracy of each step", belief, ["hadw/belief"], _who(runs), {"percent": True}
         ),
@@ -180,11 +234,6 @@ def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
             "Mean weight Φ of a response with A ≠ 0", weights, ["hadw/weight_hard", "hadw/weight_easy"], _who(runs)
         ),
     ]
-    caption = (
-        "HA-DW calls a prompt hard where its pass rate is below the belief, and easy otherwise. The belief should "
-        "follow the accuracy within a few steps; where the two weights drift apart, it lags behind."
-    )
-    return PageSection("Difficulty", caption, figure_grid(figures))
 
 
 def updates_section(runs: Sequence[RunCurves]) -> PageSection:

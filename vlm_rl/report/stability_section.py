@@ -17,8 +17,8 @@ def stability_section(runs: Sequence[RunCurves]) -> PageSection:
     """Return the tables of evaluations and of spikes, each with a row per run."""
     caption = (
         "Drop: the best evaluation less the last. Deviation: the standard deviation between evaluations, from the "
-        f"differences of neighbours, so that learning counts little; of {FEWEST} evaluations or more. A spike: a "
-        f"gradient norm above {GROWTH:.0f} times the median of the steps before it, from the {FIRST + 1}th on, or a "
+        f"differences of neighbours, so that slow learning counts little; of {FEWEST} evaluations or more. A spike: "
+        f"a gradient norm above {GROWTH:.0f} times the median of the steps before it, from the {FIRST + 1}th on, or a "
         f"loss further from that median than {GROWTH:.0f} times the usual distance, from the {FIRST_LOSSES + 1}st on."
     )
     evaluated = [

@@ -4,6 +4,7 @@ directory    read and write a run directory: the contract between training, repo
 plot         a run's curves as a figure, for notebooks
 configurations  a resume's against that of its run, and those of several ranks
 best         the best evaluated checkpoint, and how much lower the last one is
+difficulty   accuracy of problems by how often they were right at first
 stability    how steady a run was: evaluations that fall or waver, updates that jump
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
@@ -31,6 +32,7 @@ __all__ = [
     "checkpoint_names",
     "configurations",
     "cores",
+    "difficulty",
     "directory",
     "eval_record",
     "eval_result",

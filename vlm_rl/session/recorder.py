@@ -16,6 +16,7 @@ from vlm_rl.evaluation.scores import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
+from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
 from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.stability import steadiness
@@ -103,12 +104,13 @@ class Recorder:
             self.note(text)
 
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
-        """Print the line of one evaluation, and one that it fell. Record how the set's evaluations moved so far."""
+        """Print the line of one evaluation, and one that it fell. Record how the set's evaluations moved."""
         self.note(f"step {step}  {score_line(benchmark, summary)}")
         if self.is_main:
             results = [result for result in self.directory.evals(benchmark) if result.step <= step]
             if (moved := steadiness([result.summary["accuracy"] for result in results])) is not None:
-                self.add_metrics(step, moved.metrics(benchmark))
+                found = by_difficulty(results[0], results[-1])
+                self.add_metrics(step, moved.metrics(benchmark) | difficulty_metrics_of(benchmark, found))
             if (line := evaluation_fell(results)) is not None:
                 self.note(line)
 
