@@ -49,6 +49,7 @@ LONGEST = (
     "test_one_server.py",
     "test_two_machines.py",
     "test_gpu_parts.py",
+    "test_quickstart.py",
     "test_servers.py",
     "test_gpu_runs.py",
     "test_learner.py",

@@ -50,7 +50,8 @@ def test_tokens_a_second_by_hand(tiny_model: Path, groups: Any) -> None:
 
 
 def test_operations_by_hand(family_model: Callable[[str], Path]) -> None:
-    """Six a weight and token, twelve a pair and unit of width; four where a weight is frozen."""
+    """Six a weight and token, twelve a pair and unit of width; four where a weight is frozen. The head reads no token
+    that an episode observes: of eight, two are."""
     folder = family_model("qwen3")
     policy = policy_of(folder)
     text = policy.model.config
@@ -59,9 +60,10 @@ def test_operations_by_hand(family_model: Callable[[str], Path]) -> None:
     pairs = 10**2 / 2 + (10 * 3 + 3**2 / 2) + (10 * 5 + 5**2 / 2)
     attention = 12 * text.num_hidden_layers * text.num_attention_heads * text.head_dim * pairs
     speed = Speed(policy, config_of(folder))
-    assert speed.operations([10], [[3, 5]]) == 6 * layers * 18 + 6 * head * 8 + attention
+    assert speed.operations([10], [[3, 5]], sampled=6) == 6 * layers * 18 + 6 * head * 6 + attention
     policy.freeze(["language_model"])
-    assert Speed(policy, config_of(folder)).operations([10], [[3, 5]]) == 4 * layers * 18 + 4 * head * 8 + attention
+    frozen = Speed(policy, config_of(folder)).operations([10], [[3, 5]], sampled=6)
+    assert frozen == 4 * layers * 18 + 4 * head * 6 + attention
 
 
 def test_of_experts_those_count_that_a_token_is_given_to(family_model: Callable[[str], Path]) -> None:
@@ -73,7 +75,7 @@ def test_of_experts_those_count_that_a_token_is_given_to(family_model: Callable[
     others = sum(p.numel() for name, p in named if "experts" not in name)
     a_token = 6 * (others + experts * text.num_experts_per_tok / text.num_experts)
     speed = Speed(policy, config_of(folder))
-    assert speed.operations([10], [[]]) - speed.operations([0], [[]]) == pytest.approx(
+    assert speed.operations([10], [[]], sampled=0) - speed.operations([0], [[]], sampled=0) == pytest.approx(
         10 * a_token + 12 * text.num_hidden_layers * text.num_attention_heads * text.head_dim * 50
     )
     assert experts > 0
@@ -91,7 +93,7 @@ def test_memory_and_mfu_on_a_gpu(tiny_model: Path, groups: Any, monkeypatch: pyt
         assert found["memory/peak_gib"] == CARD_BYTES / 2 / 2**30
         assert found["memory/peak_over_planned"] == CARD_BYTES / 2 / planned
         assert found["memory/card_share"] == 0.25  # nothing is taken now, and a quarter was given back
-        assert found["speed/mfu"] == speed.operations([100, 40], [[30, 50], [20, 60]]) / (4 * 989e12)
+        assert found["speed/mfu"] == speed.operations([100, 40], [[30, 50], [20, 60]], sampled=160) / (4 * 989e12)
         assert speed.warning() is None
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (CARD_BYTES // 5, CARD_BYTES))
         with speed.update():

@@ -29,7 +29,7 @@ class Speed:
             config: of the run, with model.gradient_checkpointing decided.
         """
         self._text = policy.model.config.get_text_config()
-        self._a_token, self._a_response_token = _operations(policy)
+        self._a_token, self._a_sampled_token = _operations(policy)
         self._peak_rate = devices.peak_rate()
         self._planned = dry_run(config, num_ranks=world_size(), on_gpu=True).memory.update if devices.has_gpu() else 0
         self._peak = self._share = (
@@ -67,7 +67,7 @@ class Speed:
         if (seconds := sum(timings.get(f"timing/{name}", 0.0) for name in _LEARNER)) > 0:
             found["speed/update_tokens"] = (sum(prompts) + sum(map(sum, responses))) / seconds
         if self._peak_rate is not None and (seconds := timings.get("timing/update", 0.0)) > 0:
-            done = self.operations(prompts, responses)
+            done = self.operations(prompts, responses, sampled=drawn)
             found["speed/mfu"] = done / (seconds * world_size() * self._peak_rate)
         if self._planned:
             found |= {
@@ -77,7 +77,7 @@ class Speed:
             }
         return found
 
-    def operations(self, prompts: Sequence[int], responses: Sequence[Sequence[int]]) -> float:
+    def operations(self, prompts: Sequence[int], responses: Sequence[Sequence[int]], *, sampled: int) -> float:
         """Return the useful operations of a step's update in the language model: prompts once, nothing twice.
 
         Two a weight and token forward, two for the input's gradient, two for the weight's where it is trained; twelve
@@ -85,9 +85,9 @@ class Speed:
 
         Args:
             prompts: tokens of each prompt.
-            responses: tokens of each of its responses.
+            responses: tokens of each of its responses, those that an episode observes included.
+            sampled: tokens of all responses that the policy sampled, the only ones that the head reads.
         """
-        drawn = sum(map(sum, responses))
         pairs = sum(
             prompt**2 / 2 + sum(prompt * n + n**2 / 2 for n in lengths)
             for prompt, lengths in zip(prompts, responses, strict=True)
@@ -96,7 +96,8 @@ class Speed:
             getattr(self._text, "head_dim", None) or self._text.hidden_size // self._text.num_attention_heads
         )
         attention = 12 * self._text.num_hidden_layers * width * pairs
-        return self._a_token * (sum(prompts) + drawn) + self._a_response_token * drawn + attention
+        tokens = sum(prompts) + sum(map(sum, responses))
+        return self._a_token * tokens + self._a_sampled_token * sampled + attention
 
     def warning(self) -> str | None:
         """Return, once, a line that the card is almost full; None where it is not. Collective calls are not made."""
@@ -111,7 +112,7 @@ class Speed:
 
 
 def _operations(policy: Policy) -> tuple[float, float]:
-    """Return the operations of the language model's layers for each token, and of the head for a response's."""
+    """Return the operations of the language model's layers for each token, and of the head for a sampled one."""
     model: Any = policy.model
     text = model.config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
