@@ -7,21 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from vlm_rl.advantages import compute_advantages, leave_one_out
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.losses import token_weights
+from vlm_rl.distributed import all_reduce_sums
+from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.metrics import (
     batch_metrics,
     difficulty_metrics,
     gradient_mass_metrics,
     length_pull_metrics,
+    length_tenths,
     update_metrics,
 )
-from vlm_rl.types import Group
+from vlm_rl.types import Group, LossInputs
 
 
 def test_batch_metrics_by_hand() -> None:
@@ -162,6 +165,34 @@ def test_difficulty_metrics_by_hand() -> None:
     advantages = np.array([[1.0, -1.0, 0.0], [1.0, -1.0, -1.0]])
     metrics = difficulty_metrics(phi, advantages, [0.25, 0.75], 0.5)
     assert metrics == {"hadw/weight_hard": 1.5, "hadw/weight_easy": 3.0}
+
+
+def test_clipping_is_counted_by_sign_and_length() -> None:
+    """Four responses of 3, 1, 2 and 1 tokens: their tenths are 7, 0, 5 and 2, equal lengths in their order.
+
+    With bounds of .8 and 1.2 the ratios .5 of negative and 1.5 of positive advantages are clipped.
+    """
+    lengths = [3, 1, 2, 1]
+    assert length_tenths(np.array(lengths)).tolist() == [7, 0, 5, 2]
+    ratios = torch.tensor([0.5, 1.0, 0.5, 1.5, 1.5, 0.5, 0.5], dtype=torch.float64)
+    inputs = LossInputs(
+        old_logp_K=torch.zeros(7, dtype=torch.float64),
+        sampler_logp_K=None,
+        response_K=torch.repeat_interleave(torch.arange(4), torch.tensor(lengths)),
+        lengths_n=torch.tensor(lengths),
+        advantages_n=torch.tensor([-1.0, 1.0, 2.0, 0.0]),
+        weights_n=torch.ones(4),
+        tenth_n=torch.tensor([7, 0, 5, 2]),
+    )
+    bounds = {"clip_low": 0.2, "clip_high": 0.2}
+    _, sums = policy_loss(ratios.log(), torch.zeros(7), inputs, ratio="token", surrogate="clip", cap=2.0, **bounds)
+    twice = all_reduce_sums({name: 2 * value for name, value in sums.items()})  # counts add up over micro-batches
+    deciles = {key: value for key, value in update_metrics([twice]).items() if "decile" in key}
+    assert deciles == {
+        "clip_ratio/negative/decile_8": pytest.approx(2 / 3),
+        "clip_ratio/positive/decile_1": 1.0,
+        "clip_ratio/positive/decile_6": 0.5,
+    }
 
 
 def test_update_metrics_by_hand() -> None:

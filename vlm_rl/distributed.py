@@ -122,9 +122,18 @@ def merge_shares(per_rank: Sequence[Sequence[T]]) -> list[T]:
 
 
 def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return float64 sums over ranks. Keys may differ: a rank that computed only padding has none."""
+    """Return float64 sums over ranks; an array of n elements becomes n sums, NAME/1 to NAME/n.
+
+    Keys may differ: a rank that computed only padding has none.
+    """
+    mine: dict[str, float] = {}
+    for name, value in values.items():
+        if value.ndim:
+            mine |= {f"{name}/{place}": float(one) for place, one in enumerate(value.flatten().tolist(), 1)}
+        else:
+            mine[name] = float(value)
     total: dict[str, float] = {}
-    for part in all_gather({key: float(value) for key, value in values.items()}):
+    for part in all_gather(mine):
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total

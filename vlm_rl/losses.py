@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_rl.types import LossInputs
+from vlm_rl.types import NUM_TENTHS, LossInputs
 
 # --- importance ratio -------------------------------------------------------------------------
 
@@ -373,6 +373,8 @@ def policy_loss(
         clipped_low    tokens with A < 0 and w < 1 - clip_low
         clipped_high   tokens with A > 0 and w > 1 + clip_high
         clipped_dual   tokens with A < 0 and w > clip_dual, where there is one
+        by_length      [4, 10], where tenths by length are given: of each tenth the tokens with A < 0, those of them
+                       with w < 1 - clip_low, the tokens with A > 0, those of them with w > 1 + clip_high
         gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs; where these are
                        lp_old, |lp - lp_sampler|
         fresh_tokens   how many these are, where not all tokens are measured
@@ -430,12 +432,18 @@ def policy_loss(
     terms_K = partial(SURROGATES[surrogate], **options)(ratio_K, advantage_K, logp_K, clip_low, clip_high)
     loss = (weight_K * terms_K).sum()
     value_K = ratio_K.detach()
+    negative_K, positive_K = advantage_K < 0, advantage_K > 0
+    low_K, high_K = negative_K & (value_K < 1 - clip_low), positive_K & (value_K > 1 + clip_high)
     sums = {
         "tokens": torch.tensor(len(logp_K), device=logp_K.device),
         "policy_loss": loss.detach(),
-        "clipped_low": ((advantage_K < 0) & (value_K < 1 - clip_low)).sum(),
-        "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
+        "clipped_low": low_K.sum(),
+        "clipped_high": high_K.sum(),
     }
+    if inputs.tenth_n is not None:
+        counted_4K = torch.stack([negative_K, low_K, positive_K, high_K]).long()
+        empty = torch.zeros(4, NUM_TENTHS, dtype=torch.int64, device=logp_K.device)
+        sums["by_length"] = empty.index_add(1, inputs.tenth_n[inputs.response_K], counted_4K)
     if kept_K is not None:
         sums["rejected"] = (~kept_K).sum()
     if clip_dual is not None:

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vlm_rl.types import Group, Problem, Reward
-
-NUM_BUCKETS = 10  # deciles of length
+from vlm_rl.types import NUM_TENTHS, Group, Problem, Reward
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -165,14 +163,20 @@ def gradient_mass_metrics(groups: Sequence[Group], weights_PG: np.ndarray) -> di
     advantages = np.concatenate([group.advantages_G for group in groups])
     mass = lengths * weights_PG.ravel() * np.abs(advantages)
     total = mass.sum()
-    decile = np.empty(len(lengths), dtype=np.int64)
-    decile[np.argsort(lengths, kind="stable")] = np.arange(len(lengths)) * NUM_BUCKETS // len(lengths)
+    decile = length_tenths(lengths)
     shares: dict[str, float] = {}
     for sign, member in (("positive", advantages > 0), ("negative", advantages < 0)):
-        for bucket in range(NUM_BUCKETS):
+        for bucket in range(NUM_TENTHS):
             value = mass[member & (decile == bucket)].sum()
             shares[f"gradient_mass/{sign}/decile_{bucket + 1}"] = float(value / total) if total > 0 else 0.0
     return shares
+
+
+def length_tenths(lengths: np.ndarray) -> np.ndarray:
+    """Return the tenth, 0 to 9, of each response by length, int64: the shortest first, equal ones in their order."""
+    tenths = np.empty(len(lengths), dtype=np.int64)
+    tenths[np.argsort(lengths, kind="stable")] = np.arange(len(lengths)) * NUM_TENTHS // len(lengths)
+    return tenths
 
 
 def length_pull_metrics(
@@ -236,6 +240,11 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "clip_ratio/high_mean": high,
         "clip_ratio/region_mean": low + high,
     }
+    for sign, tokens_in, clipped_in in (("negative", 0, 1), ("positive", 2, 3)):
+        for tenth in range(1, NUM_TENTHS + 1):
+            if of_tenth := total.get(f"by_length/{tokens_in * NUM_TENTHS + tenth}"):
+                clipped = total.get(f"by_length/{clipped_in * NUM_TENTHS + tenth}", 0.0)
+                metrics[f"clip_ratio/{sign}/decile_{tenth}"] = clipped / of_tenth
     if "clipped_dual" in total:
         metrics["clip_ratio/dual_mean"] = total["clipped_dual"] / tokens
     if "rejected" in total:

@@ -283,6 +283,7 @@ class Reward:
         return next((f"{name}: {why}" for name, why in self.undecided.items() if why and name in self.parts), "")
 
 
+NUM_TENTHS = 10  # by length, in metrics
 Call = tuple[Problem, str, Grade, int]  # of a reward function: problem, response, grade, tokens
 Outcome = float | str | None  # a value, why there is none, or None: this problem does not ask for one
 
@@ -319,6 +320,7 @@ class LossInputs:
     weights_n: torch.Tensor  # weight of each token of the response
     mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
+    tenth_n: torch.Tensor | None = None  # int64, 0 to 9 by length in the step, where clipping is counted by it
     fresh_K: torch.Tensor | None = None  # bool: the gap is measured here; None: on all tokens
     credit_K: torch.Tensor | None = None  # what each token counts inside its response; None: 1
     blind_logp_K: torch.Tensor | None = None  # given a blank image, where the loss needs it; NaN without an image

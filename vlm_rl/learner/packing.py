@@ -134,6 +134,7 @@ def pack_row(
     observed: ObservedFunction | None = None,
     mean_weight: float = 0.0,
     version: int | None = None,
+    tenths_PG: np.ndarray | None = None,
 ) -> PackedRow:
     """Lay the chunks' prompts and responses out as one row.
 
@@ -146,6 +147,7 @@ def pack_row(
         observed: gives what is observed as a prompt; None where no response is an episode.
         mean_weight: 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
         version: the policy version of the step's sampler, where other versions sampled some of the tokens.
+        tenths_PG: the tenth of each response by length, 0 to 9, where clipping is counted by it.
     """
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []
@@ -185,7 +187,7 @@ def pack_row(
         vision=join_vision(vision),
         predictor_K=_int64(predictors),
         target_K=_int64([groups[chunk.group].rollouts[i].ids for chunk in chunks for i in chunk.responses]),
-        loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version),
+        loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version, tenths_PG),
         members=[(chunk.group, index) for chunk in chunks for index in chunk.responses],
         sampled=sampled,
         kept_Kk=_kept([groups[chunk.group].rollouts[i].kept for chunk in chunks for i in chunk.responses]),
@@ -386,6 +388,7 @@ def _loss_inputs(
     weights_PG: np.ndarray,
     mean_weight: float,
     version: int | None,
+    tenths_PG: np.ndarray | None,
 ) -> LossInputs:
     """Return the loss's inputs for the row's responses, end to end."""
     members = [(chunk, index) for chunk in chunks for index in chunk.responses]
@@ -400,6 +403,7 @@ def _loss_inputs(
         advantages_n=torch.tensor([float(groups[c.group].advantages_G[i]) for c, i in members]),
         weights_n=torch.tensor([0.0 if c.is_padding else float(weights_PG[c.group, i]) for c, i in members]),
         mean_weight=torch.tensor(0.0 if all(chunk.is_padding for chunk in chunks) else mean_weight),
+        tenth_n=None if tenths_PG is None else torch.tensor([int(tenths_PG[c.group, i]) for c, i in members]),
         fresh_K=None if fresh is None else torch.from_numpy(fresh),
     )
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
 from vlm_rl.report.charts.lines import Series
-from vlm_rl.report.charts.shares import mass_bars
+from vlm_rl.report.charts.shares import decile_bars
 from vlm_rl.report.figures import CurveFigure, card, figure_grid, metric_section
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score
@@ -124,11 +124,11 @@ def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
     """Return the share of the update that each tenth by length has, early and late in each run."""
     figures = []
     for run in runs:
-        stretches = _mass_stretches(run)
+        stretches = _decile_stretches(run, "gradient_mass")
         if stretches is not None:
             early, late, labels = stretches
             title = "Gradient mass by length and sign of the advantage" + (f": {run.name}" if len(runs) > 1 else "")
-            figures.append(card(title, embed(mass_bars(early, late, labels=labels), title)))
+            figures.append(card(title, embed(decile_bars(early, late, labels=labels), title)))
     absent = [] if figures else [_PARTS.not_logged("Gradient mass", ["gradient_mass/…"], _who(runs))]
     return PageSection(
         "Gradient mass",
@@ -138,26 +138,36 @@ def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
     )
 
 
-def _mass_stretches(
-    run: RunCurves,
+def _decile_stretches(
+    run: RunCurves, prefix: str
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[str, str]] | None:
-    """Return the mean shares over the first and the last quarter of the steps, with a label for each."""
+    """Return the mean shares over the first and the last quarter of the steps, with a label for each.
+
+    They are those of the metrics PREFIX/positive/decile_1 to PREFIX/negative/decile_10; None where none is logged.
+    """
+    steps = np.array([record["step"] for record in run.metrics], dtype=np.float64)
     shares = {
-        sign: np.stack([run.metric(f"gradient_mass/{sign}/decile_{d}")[1] for d in range(1, 11)])
+        sign: np.array(
+            [[record.get(f"{prefix}/{sign}/decile_{d}", math.nan) for record in run.metrics] for d in range(1, 11)]
+        )
         for sign in ("positive", "negative")
-        if run.metric(f"gradient_mass/{sign}/decile_1")[1].size
     }
-    if len(shares) < 2:
-        return None
-    logged = np.isfinite(shares["positive"]).all(0) & np.isfinite(shares["negative"]).all(0)
+    logged = np.isfinite(np.concatenate([*shares.values()])).any(0)
     if not logged.any():
         return None
-    steps = run.metric("gradient_mass/positive/decile_1")[0][logged]
+    steps = steps[logged]
     width = max(1, len(steps) // 4)
-    early = {sign: table[:, logged][:, :width].mean(1) for sign, table in shares.items()}
-    late = {sign: table[:, logged][:, -width:].mean(1) for sign, table in shares.items()}
+    early = {sign: _known_means(table[:, logged][:, :width]) for sign, table in shares.items()}
+    late = {sign: _known_means(table[:, logged][:, -width:]) for sign, table in shares.items()}
     labels = tuple(f"steps {part[0]:.0f}–{part[-1]:.0f}" for part in (steps[:width], steps[-width:]))
     return early, late, (labels[0], labels[1])
+
+
+def _known_means(table: np.ndarray) -> np.ndarray:
+    """Return the mean of the finite values of each row [rows, n]; NaN for a row without any."""
+    known = np.isfinite(table)
+    counts = known.sum(axis=1)
+    return np.where(counts > 0, np.where(known, table, 0.0).sum(axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
@@ -260,8 +270,23 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
     return PageSection(
         "Updates",
         "These curves show whether the policy changes steadily, still explores, and agrees with the sampler.",
-        figure_grid(figures) + note,
+        figure_grid(figures) + _clipped_by_length(runs) + note,
     )
+
+
+def _clipped_by_length(runs: Sequence[RunCurves]) -> Markup:
+    """Return a chart per run of the clipped share of tokens by length and sign; nothing where none is clipped."""
+    cards = []
+    for run in runs:
+        stretches = _decile_stretches(run, "clip_ratio")
+        if stretches is not None and any(
+            np.nan_to_num(table).any() for part in stretches[:2] for table in part.values()
+        ):
+            early, late, labels = stretches
+            title = "Clipped tokens by length and sign of the advantage" + (f": {run.name}" if len(runs) > 1 else "")
+            bars = decile_bars(early, late, labels=labels, y_title="of the tokens of that sign and length")
+            cards.append(card(title, embed(bars, title)))
+    return _PARTS.grid(cards, [], "") if cards else Markup("")
 
 
 def time_section(runs: Sequence[RunCurves]) -> PageSection:

@@ -18,8 +18,9 @@ def stability_section(runs: Sequence[RunCurves]) -> PageSection:
     caption = (
         "Drop: the best evaluation less the last. Deviation: the standard deviation between evaluations, from the "
         f"differences of neighbours, so that slow learning counts little; of {FEWEST} evaluations or more. A spike: "
-        f"a gradient norm above {GROWTH:.0f} times the median of those before it, from the {FIRST + 1}th step on, or "
-        f"a loss further from it than {GROWTH:.0f} times the usual distance, from the {FIRST_LOSSES + 1}st on."
+        f"a gradient norm above {GROWTH:.0f} times the median of the steps before it, from the {FIRST + 1}th on, or "
+        f"a loss further from that median than {GROWTH:.0f} times the usual distance, from the "
+        f"{FIRST_LOSSES + 1}st on."
     )
     evaluated = [
         [

@@ -12,6 +12,7 @@ from vlm_rl.data.turns import as_prompt
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
 from vlm_rl.learner.row_plan import plan_rows
+from vlm_rl.metrics import length_tenths
 from vlm_rl.rollouts.collect import RolloutBatch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
@@ -128,9 +129,12 @@ def pack(
         def prompt_of(problem: Problem) -> Prompt:
             return of_teacher[teacher.shown(problem)]
 
+    lengths = [np.stack([group.lengths_G for group in part]) for part in parts]
+    tenths = length_tenths(np.concatenate([lengths_PG.ravel() for lengths_PG in lengths] or [np.zeros(0)]))
+    shares = np.split(tenths, np.cumsum([lengths_PG.size for lengths_PG in lengths])[:-1]) if lengths else []
     return [
-        _pack_one(session, batch, part, weights_PG, tokens, prompt_of)
-        for part, weights_PG in zip(parts, weights, strict=True)
+        _pack_one(session, batch, part, weights_PG, share.reshape(weights_PG.shape), tokens, prompt_of)
+        for part, weights_PG, share in zip(parts, weights, shares, strict=True)
     ]
 
 
@@ -139,6 +143,7 @@ def _pack_one(
     batch: RolloutBatch,
     groups: Sequence[Group],
     weights_PG: np.ndarray,
+    tenths_PG: np.ndarray,
     tokens: int,
     prompt_of: Callable[[Problem], Prompt],
 ) -> list[PackedRow]:
@@ -158,6 +163,7 @@ def _pack_one(
         positions=partial(rope_positions, session.policy.model),
         observed=partial(as_prompt, session.builder),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
+        tenths_PG=tenths_PG,
         version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
     )
     return [row_of(chunks) for chunks in plan]

@@ -129,12 +129,19 @@ def _places(row: Quantiles) -> list[Spec]:
     return [{name: getattr(row, name) for name in ("p10", "p25", "median", "p75", "p90")}]
 
 
-def mass_bars(early: Mapping[str, np.ndarray], late: Mapping[str, np.ndarray], *, labels: tuple[str, str]) -> Spec:
-    """Return shares of the gradient mass by length decile, positive advantages upwards and negative ones downwards.
+def decile_bars(
+    early: Mapping[str, np.ndarray],
+    late: Mapping[str, np.ndarray],
+    *,
+    labels: tuple[str, str],
+    y_title: str = "share of gradient mass",
+) -> Spec:
+    """Return shares by length decile, of positive advantages upwards and of negative ones downwards.
 
     Args:
-        early, late: "positive" and "negative" shares [10] of two stretches of the run.
+        early, late: "positive" and "negative" shares [10] of two stretches of the run; a NaN has no bar.
         labels: what the two stretches are called.
+        y_title: what the shares are.
     """
     rows, legend = [], []
     for stretch, label, opacity in ((early, labels[0], 0.42), (late, labels[1], 1.0)):
@@ -142,10 +149,11 @@ def mass_bars(early: Mapping[str, np.ndarray], late: Mapping[str, np.ndarray], *
             name = f"A {'>' if direction > 0 else '<'} 0, {label}"
             legend.append({"name": name, "color": color, "opacity": opacity, "dot": True})
             for decile, share in enumerate(stretch[sign].tolist(), 1):
-                rows.append(
-                    {"series": name, "x": decile, "stretch": label, "opacity": opacity, "y": direction * share}
-                )
-    y = {"field": "y", "type": "quantitative", "stack": None, "title": "share of gradient mass"}
+                if math.isfinite(share):
+                    rows.append(
+                        {"series": name, "x": decile, "stretch": label, "opacity": opacity, "y": direction * share}
+                    )
+    y = {"field": "y", "type": "quantitative", "stack": None, "title": y_title}
     bars = {
         "mark": {"type": "bar"},
         "encoding": {
