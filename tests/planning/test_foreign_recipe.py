@@ -156,6 +156,7 @@ FILES = {
             "rollout.prompts_per_step": 256,
             "train.mini_batch_prompts": 128,  # 1024 responses, eight to a prompt
             "algorithm.clip_high": 0.27,
+            "train.schedule": "cosine",  # its default
             "rollout.vllm.enforce_eager": True,
             "model.freeze": ["tower", "merger"],
         },

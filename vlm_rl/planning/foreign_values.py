@@ -45,7 +45,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "per_device_train_batch_size": 8,
         "lr_scheduler_type": "linear",
     },
-    "OpenRLHF": {"eps_clip": 0.2, "adam_betas": [0.9, 0.95], "generate_max_len": 1024, "train_batch_size": 128},
+    "OpenRLHF": {
+        "eps_clip": 0.2,
+        "adam_betas": [0.9, 0.95],
+        "generate_max_len": 1024,
+        "train_batch_size": 128,
+        "rollout_batch_size": 1024,
+        "init_kl_coef": 0.01,
+        "lr_scheduler": "cosine_with_min_lr",
+        "lr_warmup_ratio": 0.03,
+    },
     "ms-swift": {
         "loss_type": "grpo",
         "epsilon": 0.2,
@@ -126,6 +135,10 @@ _INSTEAD = {  # a default -> what stands in its place
     "adam_betas": ("adam.betas",),
     "generate_max_len": ("max_new_tokens",),
     "train_batch_size": ("train.batch_size",),
+    "rollout_batch_size": ("rollout.batch_size",),
+    "init_kl_coef": ("kl.init_coef",),
+    "lr_scheduler": ("actor.lr_scheduler",),
+    "lr_warmup_ratio": ("actor.lr_warmup_ratio",),
     "per_device_train_batch_size": ("generation_batch_size",),
 }
 _COLUMNS = {  # settings that name a column of the data -> the option of vlm-rl prepare
