@@ -17,6 +17,7 @@ from transformers import (
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from tests.helpers.gemma3 import gemma3_config, gemma3_processor
 from tests.helpers.glm_families import glm_config, glm_processor
@@ -26,7 +27,7 @@ from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 GLM_FAMILIES = [name for name in VISION_FAMILIES if name.startswith("glm")]
-TILED_FAMILIES = ["idefics3", "internvl"]
+TILED_FAMILIES = ["idefics3", "internvl", "llava_onevision"]
 
 # A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
 TEXT: dict[str, Any] = {
@@ -125,6 +126,8 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
         model = auto.from_config(config, dtype=torch.float32)
         if model_type == "gemma3":  # which begins at 0: images would change nothing
             torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+        if model_type == "llava_onevision":  # the tower's weights are in vision_model., as in published checkpoints
+            model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     use_published_layout(model)
     model.save_pretrained(folder)
     return folder

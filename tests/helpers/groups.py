@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+from tests.helpers.tiled_families import own_tiles
 from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
 from vlm_rl.types import Group, Problem, Prompt, Rollout
 
@@ -95,9 +96,9 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
     rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
-    vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw") if key in encoded}
+    vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw", "image_sizes") if key in encoded}
     if vision and "image_grid_thw" not in vision:
-        vision = {"pixel_values": vision["pixel_values"].flatten(0, -4)}  # Idefics3's are of one sequence
+        vision["pixel_values"] = own_tiles(encoded)
     return Prompt(
         problem_id=text,
         text=rendered,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import (
     AutoTokenizer,
     GotOcr2ImageProcessor,
@@ -12,7 +15,11 @@ from transformers import (
     Idefics3Processor,
     InternVLProcessor,
     InternVLVideoProcessor,
+    LlavaOnevisionImageProcessor,
+    LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
 )
+from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
 
 SIDE, PATCH = 56, 14
 TOKENS = (SIDE // PATCH // 2) ** 2  # of a tile
@@ -25,6 +32,7 @@ NAMED = {
 }
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 MARKS = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>", *TILES]
+PINPOINTS = [[SIDE * rows, SIDE * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)]
 # The published templates.
 INTERNVL_TEMPLATE = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['content'] is string %}"
@@ -41,6 +49,14 @@ IDEFICS3_TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+# Of the layout of the published template: images before the text, wherever they are.
+ONEVISION_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + ' ' }}"
+    "{% for part in message.content if part.type == 'image' %}<image>{% endfor %}"
+    "{% for part in message.content if part.type == 'text' %}{{ '\n' + part.text }}{% endfor %}"
+    "<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 def tiled_processor(model_type: str, tokenizer_of: Path) -> Any:
@@ -51,6 +67,18 @@ def tiled_processor(model_type: str, tokenizer_of: Path) -> Any:
         tokenizer.add_special_tokens({"additional_special_tokens": MARKS}, replace_extra_special_tokens=False)
         own = Idefics3ImageProcessor(max_image_size={"longest_edge": SIDE}, size={"longest_edge": 3 * SIDE}, **normal)
         return Idefics3Processor(own, tokenizer, image_seq_len=TOKENS, chat_template=IDEFICS3_TEMPLATE)
+    if model_type == "llava_onevision":
+        marks = ["<image>", "<video>"]
+        tokenizer.add_special_tokens({"additional_special_tokens": marks}, replace_extra_special_tokens=False)
+        size = {"height": SIDE, "width": SIDE}
+        return LlavaOnevisionProcessor(
+            LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=PINPOINTS, **normal),
+            tokenizer,
+            LlavaOnevisionVideoProcessor(size=size),
+            num_image_tokens=(SIDE // PATCH) ** 2,
+            vision_feature_select_strategy="full",
+            chat_template=ONEVISION_TEMPLATE,
+        )
     tokenizer.add_special_tokens({"additional_special_tokens": [*NAMED.values()]}, replace_extra_special_tokens=False)
     tokenizer._set_model_specific_special_tokens(NAMED)
     size = {"height": SIDE, "width": SIDE}
@@ -65,16 +93,30 @@ def tiled_processor(model_type: str, tokenizer_of: Path) -> Any:
 
 def tiled_config(model_type: str, text: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the settings of a tiny model's configuration."""
-    image = {"idefics3": "<image>", "internvl": "<IMG_CONTEXT>"}[model_type]
-    sizes = {"image_size": SIDE, "patch_size": PATCH}
+    image = {"internvl": "<IMG_CONTEXT>"}.get(model_type, "<image>")
+    sizes: dict[str, Any] = {"image_size": SIDE, "patch_size": PATCH}
     if model_type == "internvl":
         sizes = {key: [value, value] for key, value in sizes.items()}
-    kind = {"idefics3": "llama", "internvl": "qwen2"}[model_type]
-    names = {"idefics3": "LlamaForCausalLM", "internvl": "Qwen2ForCausalLM"}
+    kind = {"idefics3": "llama"}.get(model_type, "qwen2")
+    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+    own: dict[str, Any] = {}
+    if model_type == "llava_onevision":
+        sizes |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+        own = {"image_grid_pinpoints": PINPOINTS, "video_token_id": tokenizer.convert_tokens_to_ids("<video>")}
     return {
-        "text_config": {**text, "model_type": kind, "architectures": [names[model_type]]},
+        **own,
+        "text_config": {**text, "model_type": kind, "architectures": [names[kind]]},
         "vision_config": {**TOWER, **sizes, "initializer_range": 0.2},
         "image_token_id": tokenizer.convert_tokens_to_ids(image),
         "pad_token_id": text["pad_token_id"],
         "tie_word_embeddings": text["tie_word_embeddings"],
     }
+
+
+def own_tiles(encoded: Mapping[str, Any]) -> Tensor:
+    """Return the tiles [tiles, 3, side, side] of what a processor returned, without those that fill images up."""
+    pixels = encoded["pixel_values"]
+    if "image_sizes" not in encoded:
+        return pixels.flatten(0, -4)  # Idefics3's are of one sequence
+    counts = [image_size_to_num_patches(size.tolist(), PINPOINTS, SIDE) for size in encoded["image_sizes"]]
+    return torch.cat([tiles[:count] for tiles, count in zip(pixels, counts, strict=True)])

@@ -22,6 +22,7 @@ from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, 
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.model_files.weights import is_used, used_parameters
 from vlm_rl.templates import TEMPLATES
 
 TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm; up to 1.2e-5 on some processors
@@ -37,11 +38,16 @@ def load_policy(folder: Path, rows: RowFormat = "auto") -> Policy:
 def check_gradients(policy: Policy, reference: Any, *, only: ModelPart | None = None) -> None:
     """Compare the gradients of all parameters, or of those of one part."""
     parts = policy.family.parts if only is None else (only,)
-    wanted = {name: p.grad for name, p in reference.named_parameters() if policy.family.part_of(name) in parts}
-    ours = {name: p.grad for name, p in policy.model.named_parameters() if policy.family.part_of(name) in parts}
+    wanted, ours = (
+        {name: p.grad for name, p in model.named_parameters() if policy.family.part_of(name) in parts}
+        for model in (reference, policy.model)
+    )
     assert wanted.keys() == ours.keys()
-    square = sum(float((ours[name] - grad).double().square().sum()) for name, grad in wanted.items())
-    norm = sum(float(grad.double().square().sum()) for grad in wanted.values()) ** 0.5
+    unused = {name for name in ours if not is_used(policy.model.config, name)}
+    assert {name for name, grad in wanted.items() if grad is None} == unused
+    pairs = [(ours[name], grad) for name, grad in wanted.items() if name not in unused]
+    square = sum(float((own - grad).double().square().sum()) for own, grad in pairs)
+    norm = sum(float(grad.double().square().sum()) for _, grad in pairs) ** 0.5
     assert norm > 0 and square**0.5 < TOLERANCE * norm
 
 
@@ -114,13 +120,15 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     check_gradients(policy, reference, only="language_model")
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "glm4v", "idefics3", "internvl", "qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "qwen2_vl", "qwen3_vl"]
+)
 def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
     """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""
     policy = load_policy(family_model(model_type))
     groups = groups_of(model_type, family_model(model_type), policy.model.config.get_text_config().vocab_size)
     policy(packed_row(policy, groups[:1]))[0].sum().backward()
-    for name, parameter in policy.model.named_parameters():
+    for name, parameter in used_parameters(policy.model):
         assert parameter.grad is not None, name
         assert policy.family.part_of(name) == "language_model" or not parameter.grad.any(), name
 
@@ -135,6 +143,7 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
         ("internvl", ["merger"]),
         ("gemma3", ["tower"]),
         ("glm4v", ["merger"]),
+        ("llava_onevision", ["merger"]),
     ],
 )
 def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
@@ -380,12 +389,12 @@ def test_parts_that_cannot_be_trained_so_are_refused(
 def test_every_weight_belongs_to_a_part(model_type: str, family_model: FamilyModel) -> None:
     """A frozen part gets no gradient, and the tower keeps what maps its outputs to the language model apart."""
     policy = load_policy(family_model(model_type))
-    parts = {name: policy.family.part_of(name) for name, _ in policy.model.named_parameters()}
+    parts = {name: policy.family.part_of(name) for name, _ in used_parameters(policy.model)}
     assert {*parts.values()} == {*policy.family.parts}
     for part in policy.family.parts:
         policy.freeze([part])
-        frozen = {name for name, p in policy.model.named_parameters() if not p.requires_grad}
+        frozen = {name for name, p in used_parameters(policy.model) if not p.requires_grad}
         assert frozen == {name for name, own in parts.items() if own == part}
         policy.requires_grad_(True)
-    widths = {p.shape[0] for n, p in policy.model.named_parameters() if parts[n] == "merger" and p.ndim == 2}
+    widths = {p.shape[0] for n, p in used_parameters(policy.model) if parts[n] == "merger" and p.ndim == 2}
     assert policy.vision is None or policy.model.config.get_text_config().hidden_size in widths

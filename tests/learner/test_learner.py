@@ -38,6 +38,7 @@ from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.deepspeed import deepspeed_block, import_deepspeed, offload_optimizer, reload_optimizer
+from vlm_rl.model_files.weights import used_parameters
 
 WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
@@ -128,7 +129,7 @@ def gradient_of(model: torch.nn.Module, groups: list[WeighedGroup]) -> dict[str,
     terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
     model.zero_grad()
     torch.stack(terms).sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: parameter.grad for name, parameter in used_parameters(model)}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

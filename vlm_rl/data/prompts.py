@@ -243,8 +243,10 @@ class PromptBuilder:
         sentinels = make_sentinels(texts)
         if not texts[0]:
             sentinels[0] = ""
-        if markers and not texts[1]:
-            sentinels[1] = ""
+        if markers:
+            sentinels[1:] = [
+                sentinel if text else "" for sentinel, text in zip(sentinels[1:], texts[1:], strict=True)
+            ]
         messages = [*self._system(sentinels[0]), self._user(sentinels[1:], markers)]
         skeleton = self.render(messages) + self.template.prefill
         text = skeleton
@@ -358,14 +360,14 @@ class PromptBuilder:
     def _user(self, texts: Sequence[str], markers: Sequence[str]) -> dict[str, Any]:
         """Return the user's message: text, image or video, text, ..., text. A text-only model gets a plain string.
 
-        There is no empty text before an image: Idefics3 would put a space there.
+        There is no empty text beside an image: Idefics3 would put a space there, and LLaVA-OneVision a line break.
         """
         if not self.is_vision:
             return {"role": "user", "content": "".join(texts)}
         content: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}] if texts[0] else []
         for marker, text in zip(markers, texts[1:], strict=True):
             content.append({"type": "image" if marker == IMAGE_MARKER else "video"})
-            content.append({"type": "text", "text": text})
+            content += [{"type": "text", "text": text}] if text else []
         return {"role": "user", "content": content}
 
     def render(self, messages: list[dict[str, Any]], *, generation: bool = True) -> str:

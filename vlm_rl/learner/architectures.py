@@ -58,6 +58,7 @@ SUPPORTED = {
     "idefics3": Family("model.vision_model.", ("model.connector.",)),
     "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
+    "llava_onevision": Family("model.vision_tower.", ("model.multi_modal_projector.", "model.image_newline")),
     "mistral": _TEXT,
     "qwen2": _TEXT,
     "qwen2_5_vl": _QWEN_VL,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.model_files.weights import is_used
 
 # Log-probs [K], entropies [K], the row's other inputs, and where a teacher has named k ids a token their log-probs
 # [K, k] -> the loss, and sums for the metrics.
@@ -255,16 +257,24 @@ class Learner:
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight under its transformers name, whole, one at a time. Consume it to the end.
 
-        With adapters these are the merged weights: the model that an engine without adapters computes with.
+        With adapters these are the merged weights: the model that an engine without adapters computes with. Weights
+        that no output depends on are left out.
         """
+        return self._stream(used=True)
+
+    def _stream(self, *, used: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that outputs depend on, or the others."""
         for name, source in weight_sources(self.policy.model):
-            alive()
-            with gathered(source.parameters, zero_stage=self.config.zero_stage):
-                yield name, source.weight()
+            if is_used(self.policy.model.config, name) == used:
+                alive()
+                with gathered(source.parameters, zero_stage=self.config.zero_stage):
+                    yield name, source.weight()
 
     def stream_base_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `stream_weights` does, without the adapters. Consume it to the end."""
         for name, source in weight_sources(self.policy.model):
+            if not is_used(self.policy.model.config, name):
+                continue
             with gathered(source.parameters[:1], zero_stage=self.config.zero_stage):
                 yield name, source.base()
 
@@ -299,7 +309,8 @@ class Learner:
         """Return a function for rank 0 that writes what the policy is now."""
         if self.policy.base is not None:
             return partial(save_adapters, self.policy.model, self._adapters(), folder, self.policy.base)
-        state = {name: tensor.cpu().clone() for name, tensor in self.stream_weights() if rank() == 0}
+        whole = chain(self.stream_weights(), self._stream(used=False))
+        state = {name: tensor.cpu().clone() for name, tensor in whole if rank() == 0}
         return partial(self.policy.model.save_pretrained, folder, state_dict=state)
 
     def _adapters(self) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from vlm_rl.learner.routing import RouterWatch
 from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
 from vlm_rl.model_files.model_folder import check_transformers, own_attention
+from vlm_rl.model_files.weights import is_used
 
 
 def load_model(
@@ -137,6 +138,9 @@ class Policy(nn.Module):
             soft_cap=getattr(text, "final_logit_softcapping", None),
             fused=fused_head,
         )
+        for name, parameter in model.named_parameters():
+            if not is_used(model.config, name):  # weight decay would still change it
+                parameter.requires_grad_(False)
         self.vision = vision_of(model.config)
         self.family = family_of(model.config)
         self.window = active_window(model.config)

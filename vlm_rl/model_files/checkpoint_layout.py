@@ -17,6 +17,8 @@ from transformers.core_model_loading import PrefixChange, Transpose, WeightConve
 
 from vlm_rl.types import NamedTensors
 
+_PREFIXED = ("llava_onevision",)  # in whose checkpoints, and in vLLM, the tower's weights are in vision_model.
+
 
 def use_published_layout(model: Any) -> None:
     """Let a transformers model's `save_pretrained` write the published layout, transpositions included.
@@ -37,14 +39,17 @@ def use_published_layout(model: Any) -> None:
 def as_published(model_path: str) -> Callable[[NamedTensors], Iterator[tuple[str, Tensor]]]:
     """Return a function that turns a model's named parameters, one at a time, into the tensors of its checkpoint.
 
-    It passes them through where only names differ: engines know both.
+    It passes them through where only names differ that engines know both ways.
     """
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.device("meta"):
         model: Any = auto.from_config(config, trust_remote_code=False)
+    is_prefixed = config.model_type in _PREFIXED
+    if is_prefixed:
+        model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     use_published_layout(model)
-    if not any(isinstance(item, WeightConverter) for item in model._weight_conversions or ()):
+    if not is_prefixed and not any(isinstance(item, WeightConverter) for item in model._weight_conversions or ()):
         return iter
 
     def convert(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:

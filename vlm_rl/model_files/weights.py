@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _HASH_THREADS = 4
+# What no output of a model of this type depends on: it reads the outputs of a layer before them.
+_UNUSED = {"llava_onevision": ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")}
 
 
 def check_weights(path: str | Path) -> None:
@@ -108,7 +110,7 @@ def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
 
 
 def stored_parameters(path: str | Path, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's parameters as a learner names them, from the very files that check_weights has checked.
+    """Yield a model's used_parameters as a learner names them, from the very files that check_weights has checked.
 
     Args:
         path: the model's folder; one with an adapter is refused.
@@ -120,7 +122,17 @@ def stored_parameters(path: str | Path, *, dtype: torch.dtype) -> Iterator[tuple
     tensors: dict[str, Any] = {}
     for file in weight_files(Path(path)):
         tensors |= load_file(file)  # mapped, and read when they are used
-    yield from _model_of(str(path), tensors, dtype=dtype).named_parameters()
+    yield from used_parameters(_model_of(str(path), tensors, dtype=dtype))
+
+
+def is_used(config: Any, name: str) -> bool:
+    """Tell whether an output of a model of this configuration depends on a parameter. vLLM keeps no other."""
+    return not name.startswith(_UNUSED.get(config.model_type, ()))
+
+
+def used_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield a transformers model's parameters by name, without those that no output depends on."""
+    yield from ((name, parameter) for name, parameter in model.named_parameters() if is_used(model.config, name))
 
 
 def _model_of(path: str, tensors: dict[str, Any], **options: Any) -> Any:

@@ -24,6 +24,7 @@ from vlm_rl.distributed import alive
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.model_files.routers import RoutingRecord
+from vlm_rl.model_files.weights import used_parameters
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.episodes import EpisodeBatch
@@ -208,7 +209,7 @@ class TransformersSampler:
 
     def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. This model has the learner's names by itself."""
-        return fingerprint(self._model.named_parameters())
+        return fingerprint(used_parameters(self._model))
 
     def sleep(self) -> None:
         """See Sampler.sleep. The weights move to the host."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from vlm_rl.data.vision.gemma3 import Gemma3
 from vlm_rl.data.vision.idefics3 import Idefics3
 from vlm_rl.data.vision.internvl import InternVL
+from vlm_rl.data.vision.llava_onevision import LlavaOnevision
 from vlm_rl.data.vision.qwen import GlmVL, QwenVL, video_metadata
 from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.model_files.model_folder import vision_family
@@ -127,6 +128,7 @@ _FAMILIES: dict[str, VisionFamily] = {
     "glm": GlmVL(),
     "idefics3": Idefics3(),
     "internvl": InternVL(),
+    "llava_onevision": LlavaOnevision(),
     "qwen": QwenVL(),
 }
 

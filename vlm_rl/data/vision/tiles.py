@@ -25,6 +25,7 @@ class TiledVision(ABC):
 
     has_mrope = False
     first_layer = "embeddings"
+    features_by_image = False  # whether the model's forward pass takes the features of images as a list
 
     @abstractmethod
     def tile_side(self, processor: Any) -> int:
@@ -64,14 +65,18 @@ class TiledVision(ABC):
         self, fitted: Sequence[Image.Image | Video], *, processor: Any, min_pixels: int, max_pixels: int
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
         limits = self.limits(processor, max_pixels)
-        tiles: list[Tensor] = []
+        parts: list[dict[str, Tensor]] = []
         expansions: list[list[int]] = []
         for image in fitted:  # one by one, as vLLM does: a tile is then computed alike whatever is beside it
             text = [processor.image_token]
             encoded = processor(text=text, images=[image], add_special_tokens=False, return_tensors="pt", **limits)
-            tiles.append(encoded["pixel_values"].flatten(0, -4))
+            parts.append(self.of_image(encoded, processor))
             expansions.append(encoded["input_ids"][0].tolist())
-        return {"pixel_values": torch.cat(tiles)}, expansions
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, expansions
+
+    def of_image(self, encoded: Mapping[str, Any], processor: Any) -> dict[str, Tensor]:
+        """Return `vision` of one image from what the processor made of it."""
+        return {"pixel_values": encoded["pixel_values"].flatten(0, -4)}
 
     def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
         return {"mm_processor_kwargs": self.limits(processor, max_pixels)}
@@ -82,13 +87,13 @@ class TiledVision(ABC):
 
     def features(self, model: Any, vision: Mapping[str, Tensor]) -> list[Tensor]:
         output = model.model.get_image_features(**self.vision_inputs(vision))
-        return [output.pooler_output.flatten(0, 1)]
+        return [torch.cat([*output.pooler_output])]
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(vision)
 
     def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
-        return {"image": SimpleNamespace(pooler_output=features[0])}
+        return {"image": SimpleNamespace(pooler_output=[features[0]] if self.features_by_image else features[0])}
 
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
         return {}

@@ -161,6 +161,11 @@ def _place(
     mapped = mapper.map_name(name) if mapper else name
     if mapped is None:
         return None
+    tower, _, rest = mapped.partition(".")
+    if not rest:  # of the model itself, as LLaVA's image_newline
+        return (mapped, slice(0, rows)) if mapped in own else None
+    if hasattr(getattr(model, tower, None), "vision_model"):  # a level that transformers has no more
+        mapped = f"{tower}.vision_model.{rest.removeprefix('vision_model.')}"
     *path, module, kind = mapped.split(".")
     part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
     if part == "experts":  # [E, ...] in both
@@ -199,7 +204,7 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 continue
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield f"{prefix}.{name}", parameter
+                yield f"{prefix}.{name}".removeprefix("."), parameter  # the model itself has no prefix
             if packed is not None and not bool((packed == parameter).all()):
                 yield f"{prefix}.{name} (packed)", packed
 
