@@ -157,6 +157,7 @@ def sft_config(sets: WordSets, model: Path, out: Path, *, seed: int, sizes: Real
                 "lr": 3e-4,
                 "schedule": "cosine",
                 "warmup_steps": min(4, sizes.cold_steps - 1),
+                **_row_size(),
             },
             "checkpoint": {"every": 10, "keep_last": 1},
         },
@@ -177,13 +178,18 @@ def rl_config(
             "algorithm": {"name": algorithm},
             "reward": {"overlong_buffer": min(32, sizes.max_tokens)},
             "rollout": {"sampler": sampler, "prompts_per_step": sizes.prompts, "max_tokens": sizes.max_tokens},
-            "train": {"steps": sizes.steps, "mini_batch_prompts": sizes.prompts, "lr": 1e-5},
+            "train": {"steps": sizes.steps, "mini_batch_prompts": sizes.prompts, "lr": 1e-5, **_row_size()},
             "eval": {"every": sizes.steps},
             "checkpoint": {"every": 4, "keep_last": 1},
             "log": {"samples_every": max(sizes.steps - 1, 1)},
         },
         where="quickstart --real",
     )
+
+
+def _row_size() -> dict[str, int]:
+    """Return train.micro_batch_tokens: on a CPU little is gained by long rows, whose logits take gigabytes."""
+    return {} if has_gpu() else {"micro_batch_tokens": 2048}
 
 
 def _cold_start(config: SftConfig) -> Path:

@@ -18,7 +18,7 @@ from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
-from vlm_rl.distributed import from_main, world_size
+from vlm_rl.distributed import from_main, rank, world_size
 from vlm_rl.environments.host import EpisodeHost, open_host
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
@@ -238,7 +238,8 @@ class Session:
         self.history = RewardHistory()
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
-        show = self.recorder.inside if self.recorder.is_main and not config.rollout.ahead else None
+        is_shown = rank() == 0 and not config.rollout.ahead  # what is sampled beside an update is no phase
+        show = (lambda text: self.recorder.inside(text)) if is_shown else None
         sampling = GroupSampling(config, self.sampling, *parts, self.host, show)
         self.source = make_source(sampling, self.sampler)
         self.collecting = Collecting(

@@ -39,7 +39,7 @@ from vlm_rl.types import Problem
 TEMPLATE = TEMPLATES["think_answer"]
 MAX_PROMPT_TOKENS, MAX_TOKENS = 160, 72
 WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
-RL_STEPS = 30
+RL_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
