@@ -11,6 +11,7 @@ from transformers import AutoProcessor
 
 from tests.helpers.families import GLM_FAMILIES, TILED_FAMILIES
 from tests.helpers.images import noise_png
+from tests.helpers.mistral3 import own_patches
 from tests.helpers.tiled_families import SIDE, own_tiles
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.prompts import PromptBuilder
@@ -28,7 +29,7 @@ def problem_with(pictures: list[bytes]) -> Problem:
 
 
 @pytest.mark.parametrize("template", ["plain", "think_answer"])
-@pytest.mark.parametrize("model_type", ["gemma3", *TILED_FAMILIES])
+@pytest.mark.parametrize("model_type", ["gemma3", "mistral3", *TILED_FAMILIES])
 def test_a_prompt_is_what_the_processor_makes_of_it(
     model_type: str, template: str, family_model: Callable[[str], Path]
 ) -> None:
@@ -36,9 +37,13 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     folder, own = family_model(model_type), TEMPLATES[template]
     processor = AutoProcessor.from_pretrained(folder)
     pictures = [noise_png(width, height, n) for n, (width, height) in enumerate(SHAPES)]
-    prompt = PromptBuilder(folder, template=own, max_pixels=MANY).build(problem_with(pictures))
+    builder = PromptBuilder(folder, template=own, max_pixels=MANY)
+    prompt = builder.build(problem_with(pictures))
 
     images = [decode_image(data, where="") for data in pictures]
+    if model_type == "mistral3":  # of whole visual tokens
+        assert [image.size for image in prompt.images] == [(112, 308), (56, 56), (56, 56)]
+        images = list(prompt.images)
     content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "How many dots?"}]
     system = [{"role": "system", "content": [{"type": "text", "text": own.system}]}] if own.system else []
     messages = [*system, {"role": "user", "content": content}]
@@ -46,7 +51,11 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     assert not own.system or own.system in text
     expected = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
-    torch.testing.assert_close(prompt.vision["pixel_values"], own_tiles(expected))
+    cut = own_patches if model_type == "mistral3" else own_tiles
+    torch.testing.assert_close(prompt.vision["pixel_values"], cut(expected))
+    if model_type == "mistral3":
+        inputs = vision_of(builder.config).vision_inputs(prompt.vision)
+        torch.testing.assert_close(inputs["pixel_values"], expected["pixel_values"])
     assert [*map(list, prompt.vision.get("image_sizes", []))] == [*map(list, expected.get("image_sizes", []))]
 
 

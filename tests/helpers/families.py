@@ -21,6 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from tests.helpers.gemma3 import gemma3_config, gemma3_processor
 from tests.helpers.glm_families import glm_config, glm_processor
+from tests.helpers.mistral3 import mistral3_config, mistral3_processor
 from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
@@ -66,6 +67,8 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     "gemma3_text": {**WIDE_HEADS, **WINDOW},
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},
+    # vLLM takes this epsilon for the projector's norm, whatever the configuration says.
+    "mistral3": {"sliding_window": None, "head_dim": 32, "rms_norm_eps": 1e-5},
     "qwen3": WIDE_HEADS,
     "qwen3_5": {**WIDE_HEADS, **LINEAR},
     "qwen3_5_moe": {**WIDE_HEADS, **LINEAR, **EXPERTS, **SHARED_EXPERT},
@@ -136,6 +139,8 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
 def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer: Any) -> Any:
     if model_type == "gemma3":
         return AutoConfig.for_model(model_type, **gemma3_config(text, tokenizer))
+    if model_type == "mistral3":
+        return AutoConfig.for_model(model_type, **mistral3_config(text, tokenizer))
     if model_type in GLM_FAMILIES:
         return AutoConfig.for_model(model_type, **glm_config(text, tokenizer))
     if model_type in TILED_FAMILIES:
@@ -157,6 +162,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
 def _processor(model_type: str, tokenizer_of: Path) -> Any:
     if model_type == "gemma3":
         return gemma3_processor(tokenizer_of)
+    if model_type == "mistral3":
+        return mistral3_processor(tokenizer_of)
     if model_type in GLM_FAMILIES:
         return glm_processor(model_type, tokenizer_of)
     if model_type in TILED_FAMILIES:

@@ -18,7 +18,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+from tests.helpers.mistral3 import own_patches
 from tests.helpers.tiled_families import own_tiles
+from vlm_rl.data.vision.pixtral import Pixtral
 from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
 from vlm_rl.types import Group, Problem, Prompt, Rollout
 
@@ -98,7 +100,8 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
     vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw", "image_sizes") if key in encoded}
     if vision and "image_grid_thw" not in vision:
-        vision["pixel_values"] = own_tiles(encoded)
+        cut = own_patches if "[IMG]" in rendered else own_tiles
+        vision["pixel_values"] = cut(encoded)
     return Prompt(
         problem_id=text,
         text=rendered,
@@ -114,6 +117,8 @@ def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict
     """Return what the unmodified model takes beside the ids of a prompt and its response."""
     if model.config.model_type == "idefics3":
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+    if model.config.model_type == "mistral3":
+        return Pixtral().vision_inputs(vision) if vision else {}  # compared in tests/data/test_vision.py
     if model.config.model_type == "gemma3":
         return {**vision, "token_type_ids": (ids_BT == model.config.image_token_id).int()}
     if not hasattr(model.base_model, "get_rope_index"):

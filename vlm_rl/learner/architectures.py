@@ -60,6 +60,7 @@ SUPPORTED = {
     "llama": _TEXT,
     "llava_onevision": Family("model.vision_tower.", ("model.multi_modal_projector.", "model.image_newline")),
     "mistral": _TEXT,
+    "mistral3": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "qwen2": _TEXT,
     "qwen2_5_vl": _QWEN_VL,
     "qwen2_vl": _QWEN_VL,

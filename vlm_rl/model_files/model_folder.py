@@ -268,7 +268,8 @@ def open_config(model_path: str) -> Any:
     if getattr(config, "vision_config", None) is not None and vision_family(config) is None:
         raise UserError(
             f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
-            f"use one of Qwen's, such as Qwen2.5-VL, or one of type gemma3, glm4v, {', '.join(TILED_FAMILIES)}"
+            "use one of Qwen's, such as Qwen2.5-VL, or one of type "
+            f"{', '.join(['gemma3', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
         )
     return config
 
@@ -276,7 +277,7 @@ def open_config(model_path: str) -> Any:
 def vision_family(config: Any) -> str | None:
     """Return how a configuration's images are encoded, a key of data/vision; None for a text or unknown model."""
     vision = getattr(config, "vision_config", None)
-    if vision is not None and config.model_type in ("gemma3", *TILED_FAMILIES):
+    if vision is not None and config.model_type in ("gemma3", "mistral3", *TILED_FAMILIES):
         return config.model_type
     if not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
         return None

@@ -20,6 +20,7 @@ from vlm_rl.data.vision.gemma3 import Gemma3
 from vlm_rl.data.vision.idefics3 import Idefics3
 from vlm_rl.data.vision.internvl import InternVL
 from vlm_rl.data.vision.llava_onevision import LlavaOnevision
+from vlm_rl.data.vision.pixtral import Pixtral
 from vlm_rl.data.vision.qwen import GlmVL, QwenVL, video_metadata
 from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.model_files.model_folder import vision_family
@@ -129,6 +130,7 @@ _FAMILIES: dict[str, VisionFamily] = {
     "idefics3": Idefics3(),
     "internvl": InternVL(),
     "llava_onevision": LlavaOnevision(),
+    "mistral3": Pixtral(),
     "qwen": QwenVL(),
 }
 
