@@ -164,7 +164,7 @@ def _place(
     tower, _, rest = mapped.partition(".")
     if not rest:  # of the model itself, as LLaVA's image_newline
         return (mapped, slice(0, rows)) if mapped in own else None
-    if hasattr(getattr(model, tower, None), "vision_model"):  # a level that transformers has no more
+    if tower == "vision_tower" and hasattr(model.vision_tower, "vision_model"):  # which transformers has no more
         mapped = f"{tower}.vision_model.{rest.removeprefix('vision_model.')}"
     *path, module, kind = mapped.split(".")
     part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
