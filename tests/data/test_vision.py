@@ -96,6 +96,13 @@ def test_max_pixels_bounds_the_tiles_of_an_image(model_type: str, family_model: 
         PromptBuilder(folder, template=TEMPLATES["plain"], min_pixels=1, max_pixels=SIDE**2 - 1)
 
 
+def test_max_pixels_bounds_the_longer_side_of_an_image_of_mistral(family_model: Callable[[str], Path]) -> None:
+    builder = PromptBuilder(family_model("mistral3"), template=TEMPLATES["plain"], max_pixels=112**2)
+    prompt = builder.build(problem_with([noise_png(300, 100, 1)]))  # 300 : 100 are 112 : 37, in tokens of 28 pixels
+    assert [image.size for image in prompt.images] == [(112, 56)]
+    assert (prompt.ids == builder.image_token_id).sum() == 4 * 2
+
+
 @pytest.mark.parametrize("model_type", TILED_FAMILIES)
 def test_a_set_on_any_grid_suits_a_model_that_cuts_tiles(
     model_type: str, family_model: Callable[[str], Path]

@@ -28,7 +28,7 @@ from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 GLM_FAMILIES = [name for name in VISION_FAMILIES if name.startswith("glm")]
-TILED_FAMILIES = ["idefics3", "internvl", "llava_onevision"]
+TILED_FAMILIES = ["idefics3", "internvl", "llava_onevision", "smolvlm"]
 
 # A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
 TEXT: dict[str, Any] = {

@@ -115,7 +115,7 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
 
 def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what the unmodified model takes beside the ids of a prompt and its response."""
-    if model.config.model_type == "idefics3":
+    if model.config.model_type in ("idefics3", "smolvlm"):
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
     if model.config.model_type == "mistral3":
         return Pixtral().vision_inputs(vision) if vision else {}  # compared in tests/data/test_vision.py

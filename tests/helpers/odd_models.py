@@ -34,11 +34,6 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model", **TOWER, "image_size": 28, "patch_size": 14},
         "text_config": {"model_type": "llama", **TEXT},
     },
-    "smolvlm": {
-        "vision_config": {**TOWER, "image_size": 28, "patch_size": 14},
-        "text_config": {"model_type": "llama", **TEXT},
-        "pad_token_id": 0,
-    },
 }
 
 

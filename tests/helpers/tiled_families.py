@@ -18,6 +18,9 @@ from transformers import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
     LlavaOnevisionVideoProcessor,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
 
@@ -67,6 +70,12 @@ def tiled_processor(model_type: str, tokenizer_of: Path) -> Any:
         tokenizer.add_special_tokens({"additional_special_tokens": MARKS}, replace_extra_special_tokens=False)
         own = Idefics3ImageProcessor(max_image_size={"longest_edge": SIDE}, size={"longest_edge": 3 * SIDE}, **normal)
         return Idefics3Processor(own, tokenizer, image_seq_len=TOKENS, chat_template=IDEFICS3_TEMPLATE)
+    if model_type == "smolvlm":
+        tokenizer.add_special_tokens({"additional_special_tokens": MARKS}, replace_extra_special_tokens=False)
+        own = SmolVLMImageProcessor(max_image_size={"longest_edge": SIDE}, size={"longest_edge": 3 * SIDE}, **normal)
+        return SmolVLMProcessor(
+            own, tokenizer, SmolVLMVideoProcessor(), image_seq_len=TOKENS, chat_template=IDEFICS3_TEMPLATE
+        )
     if model_type == "llava_onevision":
         marks = ["<image>", "<video>"]
         tokenizer.add_special_tokens({"additional_special_tokens": marks}, replace_extra_special_tokens=False)
@@ -97,7 +106,7 @@ def tiled_config(model_type: str, text: dict[str, Any], tokenizer: Any) -> dict[
     sizes: dict[str, Any] = {"image_size": SIDE, "patch_size": PATCH}
     if model_type == "internvl":
         sizes = {key: [value, value] for key, value in sizes.items()}
-    kind = {"idefics3": "llama"}.get(model_type, "qwen2")
+    kind = {"idefics3": "llama", "smolvlm": "llama"}.get(model_type, "qwen2")
     names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
     own: dict[str, Any] = {}
     if model_type == "llava_onevision":

@@ -43,6 +43,7 @@ _TEXT = Family()
 _PADDED_TEXT = Family(padded=True)
 _QWEN3_5 = Family("model.visual.", ("model.visual.merger.",), padded=True)  # linear attention
 _GLM_VL = Family("model.visual.", ("model.visual.downsample.", "model.visual.merger."))
+_IDEFICS3 = Family("model.vision_model.", ("model.connector.",))
 _QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
 _QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
 
@@ -55,7 +56,7 @@ SUPPORTED = {
     "gemma3_text": _TEXT,
     "glm46v": _GLM_VL,
     "glm4v": _GLM_VL,
-    "idefics3": Family("model.vision_model.", ("model.connector.",)),
+    "idefics3": _IDEFICS3,
     "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
     "llava_onevision": Family("model.vision_tower.", ("model.multi_modal_projector.", "model.image_newline")),
@@ -71,6 +72,7 @@ SUPPORTED = {
     "qwen3_next": _PADDED_TEXT,  # linear attention
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
+    "smolvlm": _IDEFICS3,
 }
 
 

@@ -17,7 +17,8 @@ from vlm_rl.model_files.tokenizer_growth import check_growth
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 OLDEST_TRANSFORMERS = (5, 18)
-TILED_FAMILIES = ("idefics3", "internvl", "llava_onevision")  # types whose images are cut into tiles (data/vision)
+# Model types whose images are cut into tiles (data/vision).
+TILED_FAMILIES = ("idefics3", "internvl", "llava_onevision", "smolvlm")
 
 
 def check_transformers() -> None:

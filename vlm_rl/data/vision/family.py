@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm_rl.data.vision.gemma3 import Gemma3
-from vlm_rl.data.vision.idefics3 import Idefics3
+from vlm_rl.data.vision.idefics3 import Idefics3, SmolVLM
 from vlm_rl.data.vision.internvl import InternVL
 from vlm_rl.data.vision.llava_onevision import LlavaOnevision
 from vlm_rl.data.vision.pixtral import Pixtral
@@ -132,6 +132,7 @@ _FAMILIES: dict[str, VisionFamily] = {
     "llava_onevision": LlavaOnevision(),
     "mistral3": Pixtral(),
     "qwen": QwenVL(),
+    "smolvlm": SmolVLM(),
 }
 
 

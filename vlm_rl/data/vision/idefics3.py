@@ -1,9 +1,10 @@
-"""Images in Idefics3 and SmolVLM: scaled to a longest side and cut into rows of tiles, with a copy of the whole."""
+"""Images in Idefics3, SmolVLM and SmolVLM2: cut into rows of tiles at a longest side, with a copy of the whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -24,3 +25,13 @@ class Idefics3(TiledVision):
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+
+
+class SmolVLM(Idefics3):
+    """Idefics3, but its forward pass takes the features tile by tile."""
+
+    def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
+        tokens = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
+        (features_FH,) = features
+        tiles = features_FH.view(len(features_FH) // tokens, tokens, -1)
+        return {"image": SimpleNamespace(pooler_output=tiles)}
