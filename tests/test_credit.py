@@ -189,5 +189,6 @@ def test_metrics_by_hand() -> None:
     assert found["visual/dependence/correct"] == 2 and found["visual/dependence/wrong"] == 5
     assert found["visual/dependence/tenth_1"] == pytest.approx((2 * 1 + 5) / 3)
     assert found["visual/dependence/tenth_10"] == pytest.approx((2 * 3 + 5) / 3)
+    assert found["visual/dependence/correct/tenth_10"] == 3 and found["visual/dependence/wrong/tenth_1"] == 5
     assert found["visual/credited"] == pytest.approx(12 / 30)
     assert math.isnan(dependence_metrics([[None]], [[None]], [[True]])["visual/dependence"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -184,8 +185,8 @@ def test_clipping_is_counted_by_sign_and_length() -> None:
         weights_n=torch.ones(4),
         tenth_n=torch.tensor([7, 0, 5, 2]),
     )
-    bounds = {"clip_low": 0.2, "clip_high": 0.2}
-    _, sums = policy_loss(ratios.log(), torch.zeros(7), inputs, ratio="token", surrogate="clip", cap=2.0, **bounds)
+    rule = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
+    _, sums = rule(ratios.log(), torch.zeros(7), inputs)
     twice = all_reduce_sums({name: 2 * value for name, value in sums.items()})  # counts add up over micro-batches
     deciles = {key: value for key, value in update_metrics([twice]).items() if "decile" in key}
     assert deciles == {

@@ -91,7 +91,7 @@ CREDITS: dict[str, Callable[..., Credits]] = {
 def dependence_metrics(
     dependence: Dependence, credit: Credits, is_correct: Sequence[Sequence[bool]]
 ) -> dict[str, float]:
-    """Return the mean S_t of tokens, by tenth of the response and by verdict, and the share of tokens with credit.
+    """Return the mean S_t of tokens, by verdict and by tenth of the response, and the share of tokens with credit.
 
     A mean over nothing is NaN. Only responses to prompts with images count.
     """
@@ -106,12 +106,13 @@ def dependence_metrics(
     tenth = np.concatenate([np.arange(len(s)) * 10 // len(s) for s, _, _ in pairs] or [empty])
     right = np.concatenate([np.full(len(s), correct) for s, _, correct in pairs] or [empty]).astype(bool)
     kept = np.concatenate([c > 0 for _, c, _ in pairs] or [empty])
-    by_tenth = {f"visual/dependence/tenth_{n + 1}": _mean(values[tenth == n]) for n in range(10)}
+    metrics = {}
+    for name, member in (("", np.ones_like(right)), ("/correct", right), ("/wrong", ~right)):
+        metrics[f"visual/dependence{name}"] = _mean(values[member])
+        for n in range(10):
+            metrics[f"visual/dependence{name}/tenth_{n + 1}"] = _mean(values[member & (tenth == n)])
     return {
-        "visual/dependence": _mean(values),
-        "visual/dependence/correct": _mean(values[right]),
-        "visual/dependence/wrong": _mean(values[~right]),
-        **by_tenth,
+        **metrics,
         "visual/credited": _mean(kept),
     }
 

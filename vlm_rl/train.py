@@ -204,6 +204,7 @@ def log_step(
         metrics |= dict(batch.metrics) | credit.metrics | session.counters()
     seconds = timings.metrics()
     metrics |= seconds | session.speed.metrics(batch.groups, batch.prompt_lengths, seconds)
-    session.recorder.step(session.step, batch.groups, metrics)
+    looks = credit.looks(session.builder.pieces) if rank() == 0 else {}
+    session.recorder.step(session.step, batch.groups, metrics, looks=looks)
     if (line := session.speed.warning()) is not None:
         session.recorder.note(line)

@@ -106,6 +106,17 @@ def test_image_tokens_equal_grid_tokens(builder: PromptBuilder, width: int, heig
     assert MIN_PIXELS <= tokens * 28**2 <= MAX_PIXELS
 
 
+def test_the_texts_of_tokens_join_to_the_text(builder: PromptBuilder) -> None:
+    """Characters of several tokens stand at the last of them; what ends inside a character is not lost."""
+    text = " a 日本 é🙂 b"
+    ids = builder.tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) > len(text), "this vocabulary spells them as bytes"
+    for end in range(len(ids) + 1):
+        pieces = builder.pieces(ids[:end])
+        assert len(pieces) == end and "".join(pieces) == builder.decode(ids[:end])
+    assert {"日", "🙂"} <= set(builder.pieces(ids))
+
+
 def test_positions_by_hand(builder: PromptBuilder, tiny_model: Path) -> None:
     """84 x 112 pixels are 4 rows of 3 merged tokens; text continues after the longer side."""
     model = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)

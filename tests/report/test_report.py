@@ -32,6 +32,7 @@ from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.stats import estimate, running_mean, score_interval, smooth
 
 SECTIONS = [
@@ -569,6 +570,20 @@ def test_accuracy_by_difficulty_is_of_problems_sorted_at_first(tmp_path):
         "sometimes right at first (1)": [0.5, 1.0],
         "always right at first (2)": [0.75, 0.5],
     }
+
+
+def test_tokens_are_coloured_by_what_the_image_changes(tmp_path):
+    """Shades are 1 - e^(-2 S) in ninths: of S = .5, 63 %, the sixth. Neighbours without one are one text."""
+    run = build_run(tmp_path / "run", steps=2)
+    values = {f"visual/dependence/{who}/tenth_{n}": n / 10 for who in ("correct", "wrong") for n in range(1, 11)}
+    run.append_metrics(2, 1, values)
+    row = {**run.rollouts(2).to_pylist()[0], "tokens": ["<b>", " a", " b"], "visual_dependence": [0.5, 0.0, 0.01]}
+    run.write_rollouts(2, 1, [RolloutRow(**row)])
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert '<span class="s6" title="S 0.50">&lt;b&gt;</span> a b</div>' in page
+    charts = Page(tmp_path / "page.html").charts
+    assert points(charts["Mean S by tenth of the response"])["correct, last steps"][-1] == 1.0
+    assert 'id="looking"' not in write_report([build_run(tmp_path / "no", steps=1)], tmp_path / "no.html").read_text()
 
 
 def test_stability_names_drop_and_spikes(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.toy_runs import Toys, assert_equal_runs
+from vlm_rl.report.run_report import write_report
 
 CREDIT: dict[str, Any] = {"credit": "top_visual", "aggregation": "variance", "advantage": "ebpo"}
 
@@ -24,6 +25,18 @@ def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None
         assert 0.4 <= record["visual/credited"] < 0.5  # ceil(.4 L) of L tokens
         assert record["visual/dependence"] > 0 and record["timing/blind_logprobs"] > 0
         assert 0 <= record["ebpo/shrinkage"] <= 0.51 and math.isfinite(record["ebpo/mean_reward"])
+    for step in whole.rollout_steps():
+        rows = whole.rollouts(step).to_pylist()
+        known = [row for row in rows if row["visual_dependence"] is not None]
+        assert {row["prompt_id"] for row in known} == {row["prompt_id"] for row in rows}  # four problems a step
+        assert {(row["prompt_id"], row["verdict"] == "correct") for row in known} == {
+            (row["prompt_id"], row["verdict"] == "correct") for row in rows
+        }, "a right and a wrong response of each"
+        for row in known:
+            assert len(row["visual_dependence"]) == len(row["tokens"]) == row["length"]
+            assert "".join(row["tokens"]) == row["text"] and min(row["visual_dependence"]) >= 0
+    page = write_report([whole], toys.folder / "credit.html").read_text(encoding="utf-8")
+    assert 'id="looking"' in page and "Mean S by tenth of the response" in page
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, 
 
 _MOST_RENDERED = 1000  # skeletons that are kept
 
+_LONGEST_CHARACTER = 4  # tokens: UTF-8 has four bytes at most
+
 
 class PromptBuilder:
     """Renders problems for a model.
@@ -272,6 +274,24 @@ class PromptBuilder:
         raise UserError(
             f"{self.model_path} starts every response with {self.prefill!r}, but this one is {text[:80]!r}"
         )
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the text of each token. Joined they are `decode(ids)`.
+
+        A token that ends inside a character has "", and the one that completes it has the character.
+        """
+        pieces: list[str] = []
+        before: list[int] = []  # the token ahead, since some tokenizers drop the space that a text begins with
+        open_ids: list[int] = []
+        for place, one in enumerate(map(int, ids)):
+            open_ids.append(one)
+            text = self.decode(before + open_ids)[len(self.decode(before)) :]
+            if text.endswith("\ufffd") and len(open_ids) < _LONGEST_CHARACTER and place + 1 < len(ids):
+                pieces.append("")
+                continue
+            pieces.append(text)
+            before, open_ids = open_ids[-1:], []
+        return pieces
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of generated tokens without special ones; the prompt's prefill is not in it."""

@@ -7,7 +7,7 @@
     figures         charts of curves on a page, or a sentence where there is nothing to draw
     html            templates that escape, the frame of a page, images as data
 
-Private to this room: changes, controls, examples, sections and stability_section.
+Private to this room: changes, controls, examples, looking_section, sections and stability_section.
 """
 
 __all__ = ["charts", "figures", "html", "readme_figure", "run_curves", "run_report", "vega"]

@@ -17,6 +17,7 @@ from vlm_rl.report.changes import change_section
 from vlm_rl.report.controls import controls_of, controls_section
 from vlm_rl.report.examples import choose, example_html, side_by_side
 from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
+from vlm_rl.report.looking_section import looking_section
 from vlm_rl.report.run_curves import RunCurves, Score, holds_training
 from vlm_rl.report.sections import (
     count_of_steps,
@@ -58,6 +59,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         length_section(curves),
         gradient_mass_section(curves),
         *([weighted] if (weighted := difficulty_section(curves)) else []),
+        *([looking] if (looking := looking_section(curves)) else []),
         updates_section(curves),
         stability_section(curves),
         time_section(curves),

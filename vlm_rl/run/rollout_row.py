@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -37,6 +38,8 @@ class RolloutRow:
     stop_reason: str
     policy_version: int
     turns: str = ""  # of an episode (run.turn_record); "": there is no environment
+    tokens: Sequence[str] | None = None  # the text of each token, where visual_dependence is stored
+    visual_dependence: Sequence[float] | np.ndarray | None = None  # S_t of each token, of a few responses
 
 
 _COLUMN_TYPES: dict[Any, pa.DataType] = {
@@ -46,6 +49,8 @@ _COLUMN_TYPES: dict[Any, pa.DataType] = {
     str | None: pa.string(),
     Sequence[int] | np.ndarray: pa.list_(pa.int32()),
     Sequence[float] | np.ndarray: pa.list_(pa.float32()),
+    Sequence[float] | np.ndarray | None: pa.list_(pa.float32()),
+    Sequence[str] | None: pa.list_(pa.string()),
 }
 _HINTS = get_type_hints(RolloutRow)
 
@@ -57,11 +62,28 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 
 
-LATER_ROLLOUT_COLUMNS = ("turns",)
+LATER_ROLLOUT_COLUMNS = ("turns", "tokens", "visual_dependence")
 
 
-def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:
-    """Return a rollout batch as it is stored, in the order of the groups."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLooks:
+    """How much the image changes each token of one response."""
+
+    tokens: Sequence[str]
+    dependence: np.ndarray  # S_t, float64
+
+
+def rollout_rows(
+    groups: Sequence[Group],
+    *,
+    step: int,
+    attempt: int,
+    looks: Mapping[tuple[int, int], TokenLooks] = MappingProxyType({}),
+) -> list[RolloutRow]:
+    """Return a rollout batch as it is stored, in the order of the groups.
+
+    `looks` are those of a few responses, by group and response.
+    """
     return [
         RolloutRow(
             step=step,
@@ -84,7 +106,9 @@ def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[Ro
             stop_reason=rollout.stop_reason,
             policy_version=rollout.policy_version,
             turns=turns_column(rollout),
+            tokens=None if (found := looks.get((place, rollout.index))) is None else found.tokens,
+            visual_dependence=None if found is None else found.dependence,
         )
-        for group in groups
+        for place, group in enumerate(groups)
         for rollout, reward, advantage in zip(group.rollouts, group.rewards, group.advantages_G, strict=True)
     ]

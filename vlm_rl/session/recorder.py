@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
 from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
-from vlm_rl.run.rollout_row import rollout_rows
+from vlm_rl.run.rollout_row import TokenLooks, rollout_rows
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.stability import steadiness
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
@@ -55,12 +56,22 @@ class Recorder:
         if self.is_main:
             self.line.inside(text)
 
-    def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
-        """Record a finished step: rollouts first, so that no logged step lacks them."""
+    def step(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        metrics: Mapping[str, float],
+        *,
+        looks: Mapping[tuple[int, int], TokenLooks] = MappingProxyType({}),
+    ) -> None:
+        """Record a finished step: rollouts first, so that no logged step lacks them.
+
+        `looks` are stored with the responses that they are of, by group and response.
+        """
         self.last_step = step
         if not self.is_main:
             return
-        rows = rollout_rows(groups, step=step, attempt=self.run.attempt)
+        rows = rollout_rows(groups, step=step, attempt=self.run.attempt, looks=looks)
         lines = self.alarms.after_step(step, metrics)
         if groups:
             metrics = {**metrics, **self.alarms.spikes.metrics()}

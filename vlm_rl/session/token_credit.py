@@ -11,8 +11,11 @@ import torch
 from vlm_rl.credit import CREDITS, Credits, Dependence, dependence_metrics, visual_dependence
 from vlm_rl.distributed import all_gather
 from vlm_rl.learner.packing import PackedRow
+from vlm_rl.run.rollout_row import TokenLooks
 from vlm_rl.session.session import Session
 from vlm_rl.types import Group
+
+RECORDED_GROUPS = 4
 
 
 class TokenCredit:
@@ -35,6 +38,7 @@ class TokenCredit:
         self.of_responses = [weigh(part) for part in parts]
         self.mean_weights = self.of_responses  # of a response's tokens, with their credit; for the metrics
         self.metrics: dict[str, float] = {}
+        self._dependence: Dependence = []  # of the whole step
         self._credits: list[Credits] = []
 
     @property
@@ -72,11 +76,30 @@ class TokenCredit:
             weights_PG * mass_PG / np.maximum(lengths_PG, 1)
             for weights_PG, mass_PG, lengths_PG in zip(self.of_responses, masses, lengths, strict=True)
         ]
+        self._dependence = [group for each in dependence for group in each]
         self.metrics = dependence_metrics(
-            [group for each in dependence for group in each],
+            self._dependence,
             [group for each in self._credits for group in each],
             [[reward.grade.correct for reward in group.rewards] for part in self.parts for group in part],
         )
+
+    def looks(self, pieces: Callable[[np.ndarray], Sequence[str]]) -> dict[tuple[int, int], TokenLooks]:
+        """Return S_t of a few responses, by group and response: a right and a wrong one of the first groups.
+
+        Args:
+            pieces: gives the text of each token.
+        """
+        found: dict[tuple[int, int], TokenLooks] = {}
+        groups = [group for part in self.parts for group in part]
+        seeing = [place for place, row in enumerate(self._dependence) if any(s is not None for s in row)]
+        for place in seeing[:RECORDED_GROUPS]:
+            group = groups[place]
+            is_right = [reward.grade.correct for reward in group.rewards]
+            for index in {is_right.index(right) for right in (True, False) if right in is_right}:
+                if (s := self._dependence[place][index]) is not None:
+                    rollout = group.rollouts[index]
+                    found[place, rollout.index] = TokenLooks(pieces(rollout.ids), s)
+        return found
 
     def with_blind(self, number: int, rows: Sequence[PackedRow], blind: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows of a mini-batch with blind_logp_K, of the same rows in `blind`; NaN without images."""

@@ -1,0 +1,120 @@
+"""The section of the report on where responses look at their images: S_t by place, and responses coloured by it.
+
+S_t says how much the image changes the sampled token (vlm_rl.credit). It is known of runs with a credit that is not
+uniform, or with a bonus for looking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.report.charts.frame import BAD, GOOD
+from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.figures import card
+from vlm_rl.report.html import PageSection, macros
+from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.report.vega import embed
+
+_PARTS = macros("vlm_rl.report", "parts.html")
+_REPORT = macros("vlm_rl.report", "report.html")
+_MOST_RESPONSES = 4
+_MOST_TOKENS = 1_500  # shown of a response
+_LEVELS = 9  # shades above none
+_COLUMNS = ["prompt_id", "verdict", "length", "tokens", "visual_dependence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """Neighbouring tokens of one shade; `value` is S_t of a token that stands by itself."""
+
+    level: int  # 0 to _LEVELS
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColoredResponse:
+    """One training response whose tokens are coloured by S_t."""
+
+    title: str
+    verdict: str
+    length: int
+    mean: str
+    shades: Sequence[Shade]
+    is_cut: bool
+
+
+def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
+    """Return curves of S_t by place and verdict, and coloured responses; None where no run knows S_t."""
+    charts, responses = [], []
+    for run in runs:
+        suffix = f": {run.name}" if len(runs) > 1 else ""
+        if series := _by_place(run):
+            title = f"Mean S by tenth of the response{suffix}"
+            spec = lines(series, x_title="tenth of the response", from_zero=True)
+            charts.append(card(title, embed(spec, title)))
+        responses += _colored_responses(run, suffix)
+    if not charts and not responses:
+        return None
+    caption = (
+        "S is how much a token's probability depends on the image: the k3 divergence at the sampled token between "
+        "the policy with the image and with a blank one, 0 to 10. Dashed: the first quarter of the steps; solid: the "
+        "last. The shade of a token grows with S; one without a shade would be about as likely without the image."
+    )
+    body = _PARTS.grid(charts, [], "") + _REPORT.colored(responses)
+    return PageSection("Looking", caption, body)
+
+
+def _by_place(run: RunCurves) -> list[Series]:
+    """Return mean S_t by tenth, right and wrong apart, over the first and the last quarter of the steps."""
+    series = []
+    for verdict, color in (("correct", GOOD), ("wrong", BAD)):
+        names = [f"visual/dependence/{verdict}/tenth_{n}" for n in range(1, 11)]
+        table = np.array([[record.get(name, math.nan) for record in run.metrics] for name in names]).reshape(10, -1)
+        table = table[:, np.isfinite(table).all(axis=0)]
+        if not table.size:
+            continue
+        width = max(1, table.shape[1] // 4)
+        tenths = np.arange(1, 11, dtype=np.float64)
+        stretches = {"first steps": table[:, :width], "last steps": table[:, -width:]}
+        for label, part in stretches.items():
+            if label == "last steps" or table.shape[1] > 1:
+                name = f"{verdict}, {label}"
+                series.append(Series(name, tenths, part.mean(axis=1), color, dashed=label == "first steps"))
+    return series
+
+
+def _colored_responses(run: RunCurves, suffix: str) -> list[ColoredResponse]:
+    """Return the stored responses with S_t of the newest step that has some, right and wrong ones in turn."""
+    for step in reversed(run.run.rollout_steps()):
+        table = run.run.rollouts(step, _COLUMNS)
+        if "visual_dependence" not in table.column_names:
+            return []
+        rows = [row for row in table.to_pylist() if row["visual_dependence"]]
+        if rows:
+            return [_colored(row, f"{row['prompt_id']}, step {step}{suffix}") for row in rows[:_MOST_RESPONSES]]
+    return []
+
+
+def _colored(row: dict[str, Any], title: str) -> ColoredResponse:
+    values = np.array(row["visual_dependence"], dtype=np.float64)
+    shades: list[Shade] = []
+    for token, value in zip(row["tokens"][:_MOST_TOKENS], values, strict=False):
+        level = round(_LEVELS * (1 - math.exp(-2 * value)))  # most values are far below 1
+        if level == 0 and shades and shades[-1].level == 0:
+            shades[-1] = Shade(0, shades[-1].text + token, "")
+        elif token:
+            shades.append(Shade(level, token, f"{value:.2f}" if level else ""))
+    return ColoredResponse(
+        title=title,
+        verdict=row["verdict"],
+        length=row["length"],
+        mean=f"{values.mean():.3f}",
+        shades=shades,
+        is_cut=len(values) > _MOST_TOKENS,
+    )
