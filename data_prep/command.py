@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from vlm_rl.config import find_template
 from vlm_rl.data.plain_files import check_plain
 from vlm_rl.errors import UserError
 
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument("--keep-overlap", action="store_true", help="count what --against finds, but keep it")
     length = parser.add_argument_group("prompt length")
     length.add_argument("--tokenizer", type=Path, metavar="MODEL", help="model folder to count prompt tokens with")
-    length.add_argument("--template", default="think_answer", help="the run's data.template")
+    length.add_argument("--template", default="think_answer", help="the run's data.template, or a file of one")
     length.add_argument("--max-prompt-tokens", type=int, help="images expanded; longer prompts are left out")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the images")
     parser.add_argument("--seed", type=int, default=0, help="of the report's random problems")
@@ -268,14 +269,13 @@ def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder
     from vlm_rl.run.checkpoint_names import resolve_model
     from vlm_rl.templates import TEMPLATES
 
-    if template not in TEMPLATES:
-        raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}")
+    asked = find_template(template)
+    if asked is None:
+        raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}, or a YAML file of your own")
     model = resolve_model(model, weights=False)
     if not model.is_dir():
         raise UserError(f"--tokenizer {model}: no such folder; give a model's folder, a run, or ORG/NAME of the hub")
-    return PromptBuilder(
-        model, template=TEMPLATES[template], min_pixels=options.min_pixels, max_pixels=options.max_pixels
-    )
+    return PromptBuilder(model, template=asked, min_pixels=options.min_pixels, max_pixels=options.max_pixels)
 
 
 def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:

@@ -113,6 +113,6 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 
 def test_the_demo_refuses_a_model_without_a_context(tiny_model: Path, tmp_path: Path) -> None:
     model = save_odd(tmp_path / "model", "mamba", tiny_model)
-    asked = AskableCheckpoint("m", model, key="", template="plain", min_pixels=3136, max_pixels=3136)
+    asked = AskableCheckpoint("m", model, key="", template=TEMPLATES["plain"], min_pixels=3136, max_pixels=3136)
     with pytest.raises(UserError, match="type 'mamba'"):
         load_checkpoint(asked, engine="transformers", max_tokens=8)

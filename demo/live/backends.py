@@ -16,6 +16,7 @@ from vlm_rl.demo.live.replies import AskSettings, IsCancelled, LiveQuestion, Rep
 from vlm_rl.demo.numbers.library import Library, key_of
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.templates import Template
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 PUBLISH_SECONDS = 0.1  # between two states of a column
@@ -39,7 +40,7 @@ class AskableCheckpoint:
     name: str
     path: Path
     key: str  # of the evaluated checkpoint, where there is one
-    template: str
+    template: Template
     min_pixels: int
     max_pixels: int
 
@@ -71,7 +72,7 @@ def find_checkpoints(library: Library) -> list[AskableCheckpoint]:
             data = opened.directory.config().data
             for step, folder in sorted(_folders(opened.directory).items()):
                 if (folder / "config.json").is_file():
-                    limits = data.template, data.min_pixels, data.max_pixels
+                    limits = data.prompt_template, data.min_pixels, data.max_pixels
                     checkpoints.append(
                         AskableCheckpoint(library.label(name, step), folder, key_of(name, step), *limits)
                     )
@@ -98,7 +99,6 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     from vlm_rl.run.manifest import MANIFEST
     from vlm_rl.samplers.factory import check_loaded, make_sampler
     from vlm_rl.samplers.tags import settle_tags
-    from vlm_rl.templates import TEMPLATES
 
     disable_progress_bar()
     check_model_folder(checkpoint.path)
@@ -106,7 +106,7 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     check_weights(checkpoint.path)
     builder = PromptBuilder(
         checkpoint.path,
-        template=TEMPLATES[checkpoint.template],
+        template=checkpoint.template,
         min_pixels=checkpoint.min_pixels,
         max_pixels=checkpoint.max_pixels,
     )

@@ -16,7 +16,7 @@ from vlm_rl.chat_endpoint.stream import StreamedReply, stream
 from vlm_rl.data.images import decode_image, encode_png, fit_to_grid
 from vlm_rl.demo.live.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, split_growing
 from vlm_rl.errors import UserError
-from vlm_rl.templates import END_THINK, THINK
+from vlm_rl.templates import END_THINK, TEMPLATES, THINK
 from vlm_rl.types import IMAGE_MARKER
 
 _NAME = re.compile(r"[\w][\w .:-]{0,39}")
@@ -68,7 +68,7 @@ class EndpointBackend:
 
     def __init__(self, endpoint: Endpoint, *, system: str, timeouts: Timeouts = _TIMEOUTS) -> None:
         """Take the system prompt that the checkpoints beside it are asked with."""
-        self.name, self.template = endpoint.name, "plain"  # a model of others may know no tags
+        self.name, self.template = endpoint.name, TEMPLATES["plain"]  # a model of others may know no tags
         self._model, self._system = endpoint.model, system
         self._endpoint = ChatEndpoint(endpoint.url, key=endpoint.key, timeouts=timeouts)
 

@@ -19,7 +19,7 @@ from vlm_rl.data.sets import problem_of_row
 from vlm_rl.demo.numbers.problem_images import set_of
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.templates import TEMPLATES
+from vlm_rl.templates import Template
 from vlm_rl.types import Grade, Problem
 
 
@@ -52,7 +52,7 @@ def _from_set(path: Path, name: str) -> Problem | None:
         return None
 
 
-def grade_reply(problem: Problem, text: str, template: str) -> Grade:
+def grade_reply(problem: Problem, text: str, template: Template) -> Grade:
     """Grade a finished reply, its prefill included."""
     with Grader(workers=1) as grader:  # a worker is started for an answer that needs algebra, and ends with it
-        return grader.grade_many([task_of(problem, text, TEMPLATES[template])])[0]
+        return grader.grade_many([task_of(problem, text, template)])[0]

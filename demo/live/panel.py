@@ -77,7 +77,7 @@ def open_live(states: PageStates, options: LiveOptions | None = None) -> Live:
     load = partial(load_checkpoint, engine=options.engine, max_tokens=options.limits.max_tokens)
     cache = ModelCache(load, max_loaded=options.max_loaded if options.engine == "transformers" else 1)
     checkpoints = find_checkpoints(states.library)
-    system = TEMPLATES[checkpoints[0].template if checkpoints else "think_answer"].system
+    system = (checkpoints[0].template if checkpoints else TEMPLATES["think_answer"]).system
     note = loading_note(options.engine)
     backends: list[Backend] = [CheckpointBackend(checkpoint, cache, note=note) for checkpoint in checkpoints]
     backends += [EndpointBackend(endpoint, system=system) for endpoint in options.endpoints]

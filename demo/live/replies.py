@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from vlm_rl.report.html import split_response
-from vlm_rl.templates import END_THINK, THINK
+from vlm_rl.templates import END_THINK, THINK, Template
 
 Stop = Literal["", "stop", "length", "cancelled"]  # "" while it runs
 IsCancelled = Callable[[], bool]
@@ -56,7 +56,7 @@ class Backend(Protocol):
     """A model that can be asked."""
 
     name: str  # as the page shows it
-    template: str  # where its answer is looked for; a key of TEMPLATES
+    template: Template  # where its answer is looked for
 
     def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         """Yield states of the answer, some ten a second, until it ends or is cancelled; closing the iterator ends it.

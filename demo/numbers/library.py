@@ -26,7 +26,6 @@ from vlm_rl.report.run_curves import RunCurves, holds_training
 from vlm_rl.run.best import best_of
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.run.lock import OLD_SECONDS, lease_of
-from vlm_rl.templates import TEMPLATES
 
 _FIRST = 4  # checkpoints at most that the page begins with
 _DEPTH = 3  # levels below a folder; one of `vlm-rl study` holds RULE/seed-N
@@ -67,7 +66,7 @@ class EvaluatedCheckpoint:
     @property
     def prefill(self) -> str:
         """Return the text at the beginning of every response that was given, not generated."""
-        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
+        template = self.results[0].template
         return template.prefill if template else ""
 
     @cached_property

@@ -20,7 +20,6 @@ from vlm_rl.demo.numbers.token_counts import Split, TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import EvalResult
 from vlm_rl.run.eval_record import EVAL_SCHEMA, cluster_labels
-from vlm_rl.templates import TEMPLATES
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
 _NEVER_NULL = ("problem_id", "sample_index", "length", "verdict", "has_box")
@@ -78,8 +77,8 @@ class Responses:
     @cached_property
     def format_fault_R(self) -> np.ndarray:
         """Mark the responses that break the form that their template asks for."""
-        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
-        if template is None or not template.has_reasoning:
+        template = self.results[0].template
+        if template is None or not template.has_form:
             return ~self.rows(["has_box"])["has_box"].to_numpy()
         return np.array(
             [not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool

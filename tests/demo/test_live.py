@@ -77,7 +77,7 @@ def never() -> bool:
 
 
 def checkpoint(path: Path, name: str = "tiny") -> AskableCheckpoint:
-    return AskableCheckpoint(name, path, f"{name}@0", "think_answer", 3136, 100_352)
+    return AskableCheckpoint(name, path, f"{name}@0", TEMPLATES["think_answer"], 3136, 100_352)
 
 
 def last(states: Replies) -> Reply:
@@ -256,7 +256,7 @@ def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_mod
         ("step 0", "luspo@0", tiny_model),
         ("step 2", "luspo@2", folder),
     ]
-    assert (checkpoints[0].template, checkpoints[0].max_pixels) == ("think_answer", 1_003_520)
+    assert (checkpoints[0].template, checkpoints[0].max_pixels) == (TEMPLATES["think_answer"], 1_003_520)
     broken = build_run(tmp_path / "broken", steps=1, num_problems=1)
     (broken.path / "config.yaml").write_text("algorithm: [")
     both = Library([broken.path, run.path])

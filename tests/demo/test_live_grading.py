@@ -12,6 +12,7 @@ from vlm_rl.demo.live.grading import grade_reply, problem_to_grade
 from vlm_rl.demo.live.html import columns_html
 from vlm_rl.demo.live.replies import AskSettings, Reply
 from vlm_rl.run.eval_result import EvalResult
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
 SETTINGS = AskSettings()
@@ -36,9 +37,9 @@ def test_the_prepared_set_knows_the_options(tmp_path: Path, has_set: bool, verdi
     folder = write_problems([STORED], tmp_path / "toy-test")
     problem = problem_to_grade(record(), evaluation(), [str(folder)] if has_set else [])
     assert problem is not None
-    assert grade_reply(problem, think("4 apples"), "think_answer").verdict == verdict
-    assert grade_reply(problem, think("B"), "think_answer").verdict == "correct"
-    assert grade_reply(problem, think("A"), "plain").verdict == "wrong"
+    assert grade_reply(problem, think("4 apples"), TEMPLATES["think_answer"]).verdict == verdict
+    assert grade_reply(problem, think("B"), TEMPLATES["think_answer"]).verdict == "correct"
+    assert grade_reply(problem, think("A"), TEMPLATES["plain"]).verdict == "wrong"
 
 
 def test_without_a_gold_nothing_is_graded() -> None:
@@ -69,7 +70,7 @@ def test_only_the_problem_itself_is_graded(text: str, image: bytes | None, is_as
     ],
 )
 def test_green_is_for_right_answers_alone(reply: Reply, answer: str | None, chip: str, kind: str) -> None:
-    grades = {} if answer is None else {"a": grade_reply(STORED, think(answer), "think_answer")}
+    grades = {} if answer is None else {"a": grade_reply(STORED, think(answer), TEMPLATES["think_answer"])}
     page = columns_html(AskState(0, ["a"], [reply]), SETTINGS, colors={"a": "red"}, grades=grades)
     assert f'<span class="chip {kind}">{chip}</span>' in page
     assert all(grade.reason in page for grade in grades.values())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from vlm_rl.config import Config, parse_config
+from vlm_rl.config import Config, parse_config, read_template
+from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.rewards.function_worker import FunctionCaller, load_reward_function
 from vlm_rl.rewards.grounding import COORDINATES
 from vlm_rl.rewards.judge import Judge
@@ -25,9 +26,12 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
 
 
+TEMPLATE = next(block for block in blocks("yaml") if block.startswith("# mine.yaml"))
+
+
 def configs() -> list[Config]:
     base = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}
-    return [parse_config({**base, **yaml.safe_load(block)}) for block in blocks("yaml")]
+    return [parse_config({**base, **yaml.safe_load(block)}) for block in blocks("yaml") if block != TEMPLATE]
 
 
 def test_the_functions_of_the_page_do_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +52,17 @@ def test_the_functions_of_the_page_do_what_they_say(tmp_path: Path, monkeypatch:
             values[name] = [got[index]["value"] for index in range(2)]
     assert values["hedging"] == [2, 0] and values["names_answer"] == [1, 0]
     assert 0 < values["similarity"][0] < values["similarity"][1] == 1
+
+
+def test_the_template_of_the_page_finds_its_answer_and_its_keys_are_all_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(TEMPLATE)
+    template = read_template(tmp_path / "mine.yaml").record
+    assert template.answer_region("<think>Answer: 3</think>\nAnswer: 5") == "5"
+    assert template.is_well_formed("<think>a</think> Answer: 5") and not template.is_well_formed("Answer: 5")
+    keys = re.findall(
+        r"^\| `(\w+)` \|", PAGE.partition("## A template of your own")[2].partition("\n- ")[0], re.MULTILINE
+    )
+    assert {*keys, "name"} == {*TemplateConfig.model_fields}
 
 
 def test_the_judge_of_the_page_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
 ROUNDING = 1e-5  # of a log-prob in float32
@@ -95,7 +96,7 @@ def test_a_run_of_a_vision_model(
         kind == "videos"
     )
 
-    asked = AskableCheckpoint(model_type, checkpoint, "", "think_answer", 3136, 1_003_520)
+    asked = AskableCheckpoint(model_type, checkpoint, "", TEMPLATES["think_answer"], 3136, 1_003_520)
     loaded = load_checkpoint(asked, engine="transformers", max_tokens=8)
     prompt = loaded.builder.build(load_set(data)[-1])
     greedy = SamplingParams(temperature=0, max_tokens=8, responses=1)

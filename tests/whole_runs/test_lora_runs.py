@@ -130,7 +130,7 @@ def test_eval_gives_the_numbers_of_the_training(toys: Toys, run: RunDirectory, c
 
 
 def test_the_demo_opens_a_checkpoint(run: RunDirectory, checkpoint: Path) -> None:
-    asked = AskableCheckpoint("lora 4", checkpoint, "lora-4", "think_answer", 3136, 1_003_520)
+    asked = AskableCheckpoint("lora 4", checkpoint, "lora-4", TEMPLATES["think_answer"], 3136, 1_003_520)
     loaded = load_checkpoint(asked, engine="transformers", max_tokens=8)
     try:
         held = f"{loaded.sampler.fingerprint({}).checksum:016x}"

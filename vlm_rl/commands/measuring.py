@@ -36,9 +36,9 @@ def add_eval(commands: Commands) -> None:
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
     evaluate.add_argument(
         "--template",
-        help="a prompt of ours, or a benchmark's own, e.g. mathvision (default: the run's; of other models "
-        "think_answer, with --mode official the benchmark's own); a set of programs takes only one that asks for "
-        "a program",
+        help="a prompt of ours, a YAML file of your own, or a benchmark's, e.g. mathvision (default: the run's; of "
+        "other models think_answer, with --mode official the benchmark's own); a set of programs takes only one that "
+        "asks for a program",
     )
     evaluate.add_argument(
         "--mode", choices=["strict", "official"], help="how answers are judged (default: the protocol's)"

@@ -4,6 +4,7 @@
 
     base            what every section does: it refuses unknown keys and values that do not fit together
     policy          the sections model and data
+    templates       the section data.template, a prompt template of one's own
     rewards         the section reward
     distillation    the section algorithm.distillation
     environments    the section environment
@@ -37,13 +38,16 @@ from vlm_rl.config.policy import (
 )
 from vlm_rl.config.reading import (
     changed_keys,
+    find_template,
     leaves,
     load_config,
     load_sft_config,
     parse_config,
     parse_tree,
     put,
+    read_template,
     read_tree,
+    recorded_template,
     save_config,
     with_values,
 )
@@ -103,6 +107,7 @@ __all__ = [
     "changed_keys",
     "check_benchmark_name",
     "explain",
+    "find_template",
     "foreign_names",
     "is_plain_address",
     "is_server_address",
@@ -114,7 +119,9 @@ __all__ = [
     "parse_config",
     "parse_tree",
     "put",
+    "read_template",
     "read_tree",
+    "recorded_template",
     "save_config",
     "with_values",
 ]

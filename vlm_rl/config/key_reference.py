@@ -69,8 +69,7 @@ def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
     for name, field in section.model_fields.items():
         inner = _section_in(field.annotation)
         if inner is None or texts.get(name):
-            in_words = "sections by name" if get_origin(field.annotation) is dict else "a section, or null"
-            kind = in_words if inner else _in_words(field.annotation, field.metadata)
+            kind = _section_in_words(field.annotation) if inner else _in_words(field.annotation, field.metadata)
             required = field.default is PydanticUndefined
             value = None if required else field.get_default(call_default_factory=True)
             default = "" if required else json.dumps(value)
@@ -103,6 +102,14 @@ def _docstrings(section: type[ConfigSection]) -> dict[str, str]:
 def _section_in(annotation: Any) -> type[ConfigSection] | None:
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next((kind for kind in kinds if issubclass(kind, ConfigSection)), None)
+
+
+def _section_in_words(annotation: Any) -> str:
+    """Describe what a key may hold that may be a section."""
+    if get_origin(annotation) is dict:
+        return "sections by name"
+    others = [item for item in get_args(annotation) if _section_in(item) is None and item is not type(None)]
+    return " or ".join([*map(_in_words, others), "a section"]) if others else "a section, or null"
 
 
 def _in_words(kind: Any, limits: list[Any] | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -45,6 +45,7 @@ def explain_all(where: str, details: Sequence[Any], kind: type[BaseModel], overr
 
     The arguments are those of `explain`.
     """
+    details = [*_without_unions(details)]
     foreign = {
         path: detail["input"]
         for detail in details
@@ -58,6 +59,14 @@ def explain_all(where: str, details: Sequence[Any], kind: type[BaseModel], overr
     head = f"{where}: {table[0]}"
     advice = f"vlm-rl init --from {where} writes a recipe with their values"
     return [head, *table[1:], advice, *(line for detail in rest for line in explain(where, detail, kind, overrides))]
+
+
+def _without_unions(details: Iterable[Any]) -> Iterator[Any]:
+    """Yield the errors as if a template could be nothing but a section; what is wrong with a name is told before."""
+    for detail in details:
+        location = detail["loc"]
+        if "template" not in location or not str(location[-1]).startswith("literal["):
+            yield {**detail, "loc": tuple(part for part in location if "TemplateConfig" not in str(part))}
 
 
 def _path_of(detail: Any) -> str:

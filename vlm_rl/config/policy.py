@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 
 from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.templates import TemplateConfig, TemplateName
+from vlm_rl.errors import near
+from vlm_rl.templates import TEMPLATES, Template
 
 LayerPatches = Literal["auto", "liger"] | bool
 RowFormat = Literal["auto", "padded"]
 Checkpointing = Literal["auto", "mlp"] | bool
 ModelPart = Literal["tower", "merger", "language_model"]
+_TEMPLATES_ARE = f"known: {', '.join(TEMPLATES)}, or a file of your own, whose name ends in .yaml"
 
 
 class LoraConfig(ConfigSection):
@@ -116,9 +120,10 @@ class DataConfig(ConfigSection):
     """Fewest pixels of an image; those of the sets' preparation."""
     max_pixels: PositiveInt = 1_003_520
     """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
-    template: Literal["think_answer", "think_box", "think_code", "plain"] = "think_answer"
-    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, a program in a fenced
-    block after tags, or neither."""
+    template: TemplateName | TemplateConfig = "think_answer"
+    """How the prompt asks for the answer, where the answer is, and what format is rewarded: tags, a box after tags, a
+    program in a fenced block after tags, or neither. Or a file of your own, whose name ends in .yaml, seen from the
+    folder of the file that names it. The run keeps its text."""
     tags: Literal["auto", "token", "plain"] = "auto"
     """How tags such as <think> enter prompts where the tokenizer has a token for each. token: as that token. plain:
     as text, for models that were never trained on these tokens, such as Qwen3-VL-Instruct. auto: plain where their
@@ -126,3 +131,15 @@ class DataConfig(ConfigSection):
     alone. Rewards read both. A checkpoint's tokenizer keeps the spelling."""
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""
+
+    @field_validator("template", mode="before")
+    @classmethod
+    def _is_known(cls, value: Any) -> Any:
+        if not isinstance(value, dict | TemplateConfig) and value not in TEMPLATES:
+            raise ValueError(f"it is {value!r}: {near(str(value), TEMPLATES, otherwise=_TEMPLATES_ARE)}")
+        return value
+
+    @property
+    def prompt_template(self) -> Template:
+        """Return the shipped template of that name, or your own."""
+        return self.template.record if isinstance(self.template, TemplateConfig) else TEMPLATES[self.template]

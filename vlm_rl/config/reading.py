@@ -20,10 +20,13 @@ from pydantic import ValidationError
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.messages import conflict_lines, explain_all, place_of
 from vlm_rl.config.sft import SftConfig
+from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
+from vlm_rl.templates import TEMPLATES, Template
 
 _Model = TypeVar("_Model", bound="ConfigSection")
+_YAML = (".yaml", ".yml")
 _MOST_VALUES = 100_000  # of a file; the largest recipe has some hundreds
 
 
@@ -42,7 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def load_sft_config(path: str | Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the configuration of `vlm-rl sft`. Raises UserError as load_config does."""
     raw, where = _read_extended(Path(path), overrides)
-    return parse_tree(SftConfig, _renamed(_tuples(raw), where), where, overrides)
+    return parse_tree(SftConfig, _settled(raw, where), where, overrides)
 
 
 def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ()) -> Config:
@@ -50,7 +53,25 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
     ``where`` and ``overrides`` say in messages where the tree comes from; the overrides are applied already.
     """
-    return parse_tree(Config, _renamed(_tuples(raw), where) if isinstance(raw, dict) else raw, where, overrides)
+    return parse_tree(Config, _settled(raw, where) if isinstance(raw, dict) else raw, where, overrides)
+
+
+def find_template(name: str) -> Template | None:
+    """Return the shipped template of that name, or that of a file of one's own; None where it is neither.
+
+    Raises UserError for a file as load_config does.
+    """
+    return read_template(Path(name)).record if name.endswith(_YAML) else TEMPLATES.get(name)
+
+
+def read_template(path: Path) -> TemplateConfig:
+    """Read a prompt template of one's own. Raises UserError as load_config does, with the key and its value."""
+    if not path.is_file():
+        raise UserError(
+            f"data.template: there is no file {path}; give one, or one of {', '.join(TEMPLATES)}. A run keeps the "
+            "text of its template: its own config.yaml needs no such file"
+        )
+    return parse_tree(TemplateConfig, {"name": path.stem, **_open(path)}, str(path))
 
 
 def with_values(config: _Model, values: Mapping[str, Any]) -> _Model:
@@ -76,18 +97,48 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     return _overridden(_open(Path(path)), overrides)
 
 
+def recorded_template(summary: Mapping[str, Any]) -> Template | None:
+    """Return the template that an evaluation's summary records: a shipped one's name, or the whole of another.
+
+    None where it is neither, or was not written by us.
+    """
+    if (record := summary.get("template_record")) is None:
+        return TEMPLATES.get(str(summary.get("template", "")))
+    try:
+        return parse_tree(TemplateConfig, record, "the summary").record
+    except UserError:
+        return None
+
+
 def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
     """Return the values of a file over those of the file that it extends, and what to call both in messages."""
-    tree, where = _open(path), str(path)
+    tree, where = _located(_open(path), path.parent), str(path)
     if (name := tree.pop("extends", None)) is not None:
         if not isinstance(name, str) or not (path.parent / name).is_file():
             raise UserError(f"{path}: extends is {name!r}: it must name a YAML file, seen from this one's folder")
-        base = _open(path.parent / name)
+        base = _located(_open(path.parent / name), (path.parent / name).parent)
         if "extends" in base:
             raise UserError(f"{path}: it extends {name}, which extends a third file: extend that one, or none")
         where = f"{path}, which extends {name}"
         tree = _merged(base, tree, where)
     return _overridden(tree, overrides), where
+
+
+def _located(tree: Any, folder: Path) -> Any:
+    """Return a file's values, with the path of its template seen from the file's folder."""
+    data = tree.get("data")
+    if isinstance(data, dict) and str(data.get("template")).endswith(_YAML):
+        tree = {**tree, "data": {**data, "template": str(folder / str(data["template"]))}}
+    return tree
+
+
+def _settled(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a tree with today's names, and with the text of its template. Raises UserError as load_config does."""
+    raw = _renamed(_tuples(raw), where)
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(path := data.get("template"), str) and path.endswith(_YAML):
+        raw = {**raw, "data": {**data, "template": read_template(Path(path)).model_dump()}}
+    return raw
 
 
 def _open(path: Path) -> Any:

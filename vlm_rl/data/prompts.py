@@ -249,7 +249,8 @@ class PromptBuilder:
             sentinels[1:] = [
                 sentinel if text else "" for sentinel, text in zip(sentinels[1:], texts[1:], strict=True)
             ]
-        messages = [*self._system(sentinels[0]), self._user(sentinels[1:], markers)]
+        shown = [*sentinels[1:-1], sentinels[-1] + self.template.suffix]
+        messages = [*self._system(sentinels[0]), self._user(shown, markers)]
         skeleton = self.render(messages) + self.template.prefill
         text = skeleton
         original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
@@ -315,9 +316,12 @@ class PromptBuilder:
                 f"{where}: {control} are control tokens of this model, which are neither sampled nor shown; "
                 "set data.tags=plain, which spells them as plain text, or use a different template"
             )
+        words = f"{self.template.system}{self.template.suffix}{self.template.prefill}"
+        if control := [token for token in self._encoder.control_tokens if token in words]:
+            raise UserError(f"{where}: its words hold {control}, control tokens of this model; take them out")
         ids = self.encode_response(perfect)
         graded = self.build(problem).prefill + self.decode(ids)
-        if self.template.has_reasoning and not self.template.is_well_formed(graded):
+        if self.template.has_form and not self.template.is_well_formed(graded):
             raise UserError(
                 f"{where}: with the chat template's own text in front a perfect response reads {graded!r} and gets "
                 "no format reward; use a different template, or a model whose chat template leaves the reasoning open"

@@ -33,7 +33,8 @@ from vlm_rl.stats import score_interval
 Scores = dict[str, ProblemScore]
 _COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]
 _SETTINGS = (
-    *("rule", "template", "images", "sampling", "dtype", "min_pixels", "max_pixels", "data_sha256", "grader_version"),
+    *("rule", "template", "template_record", "images", "sampling", "dtype", "min_pixels", "max_pixels"),
+    *("data_sha256", "grader_version"),
 )
 _MOST_LINES = 40  # categories that are printed
 _HARD, _EASY = 1 / 3, 2 / 3  # ours: below and above these pass rates; between them is medium

@@ -49,7 +49,7 @@ def grade_groups(
     )
     if accuracy is not None:
         grades = accuracy.grades(answered, texts, grades)
-    records = iter([_record(*item, grade) for item, grade in zip(answered, grades, strict=True)])
+    records = iter([_record(*item, grade, template) for item, grade in zip(answered, grades, strict=True)])
     return [[next(records) for _ in group] for group in groups]
 
 
@@ -93,7 +93,7 @@ def _judged_officially(record: EvalRecord, judgement: Judgement) -> EvalRecord:
     )
 
 
-def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) -> EvalRecord:
+def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade, template: Template) -> EvalRecord:
     response = prompt.prefill + rollout.text
     return EvalRecord(
         problem_id=problem.id,
@@ -107,7 +107,7 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         verdict=grade.verdict,
         path=grade.path,
         reason=grade.reason,
-        has_box=states_answer(response, is_program=problem.answer_type == "code"),
+        has_box=states_answer(response, template, is_program=problem.answer_type == "code"),
         category=problem.category,
         image_sha256=image_digests(problem),
         image=None,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.distributed import barrier, rank, world_size
-from vlm_rl.evaluation.benchmarks.registry import benchmark_of
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template
 from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import GRADER_VERSION
@@ -44,6 +44,7 @@ def answer_settings(problems: Sequence[Problem], asking: Asking, judging: Judgin
         "template": builder.template.name,
         "template_system": builder.template.system,
         "template_prefill": builder.template.prefill,
+        **({"template_record": asdict(builder.template)} if eval_template(builder.template.name) is None else {}),
         "min_pixels": builder.min_pixels,
         "max_pixels": builder.max_pixels,
         "grader_version": GRADER_VERSION,

@@ -108,15 +108,15 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     choose("top_p")
     choose("max_tokens", *_tokens_of(run))
     has_programs = benchmark is not None and benchmark.has_programs
-    is_fit = options.template is None or not has_programs or _asks_for_a_program(options.template)
+    is_fit = options.template is None or not has_programs or _named(options.template)[0].has_program
     choose("template", *_template_of(run, mode, has_programs=has_programs), is_fit=is_fit)
     if temperature == 0 and chosen["samples"] != 1:
         raise UserError(
             f"--samples is {chosen['samples']} at temperature 0: greedy decoding gives one response; "
             "add --temperature 1.0"
         )
-    named = eval_template(chosen["template"])
-    assert named is not None
+    asked = chosen["template"]
+    named = (asked, None) if isinstance(asked, Template) else _named(asked)
     params = SamplingParams(
         temperature=temperature,
         max_tokens=chosen["max_tokens"],
@@ -156,18 +156,19 @@ def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:
     ]
 
 
-def _template_of(run: Config | None, mode: Mode, *, has_programs: bool) -> Sequence[tuple[str | None, str]]:
-    if run is not None and (not has_programs or _asks_for_a_program(run.data.template)):
-        return [(run.data.template, "the run's data.template")]
+def _template_of(run: Config | None, mode: Mode, *, has_programs: bool) -> Sequence[tuple[Template | str, str]]:
+    if run is not None and (not has_programs or run.data.prompt_template.has_program):
+        return [(run.data.prompt_template, "the run's data.template")]
     if has_programs:
         return []
     return [] if mode == "official" else [(STRICT_TEMPLATE.value, STRICT_TEMPLATE.source)]
 
 
-def _asks_for_a_program(name: str) -> bool:
-    """Tell whether a template gets a program; one that asks for a box gets none."""
+def _named(name: str) -> tuple[Template, PublishedPrompt | None]:
+    """Return the template of a name that `check_options` has let through."""
     named = eval_template(name)
-    return named is not None and named[0].has_program
+    assert named is not None
+    return named
 
 
 def split_note(protocol: EvalProtocol, split: str) -> str:

@@ -25,7 +25,6 @@ from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.model_files.weights import check_weights, weights_sha256
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.terminal import make_console
-from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
 
@@ -38,7 +37,7 @@ def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
         )
     builder = PromptBuilder(
         model_path,
-        template=TEMPLATES[config.template],
+        template=config.prompt_template,
         min_pixels=config.min_pixels,
         max_pixels=config.max_pixels,
         tags=config.tags,

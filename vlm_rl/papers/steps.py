@@ -161,7 +161,7 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
         True: ["--max-prompt-tokens", str(longer), "--max-tokens", str(prompt + response - longer)],
     }
     if row.rule == BASE:
-        limits[False] += ["--template", config.data.template, "--max-tokens", str(response)]
+        limits[False] += ["--template", config.data.prompt_template.name, "--max-tokens", str(response)]
     engine = []
     if (size := config.rollout.tensor_parallel) > 1:
         engine = ["--sampler", "vllm", "--tensor-parallel", str(size)]

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from vlm_rl.config import DataConfig, parse_config, put
+from vlm_rl.config import DataConfig, parse_config, put, read_template
 from vlm_rl.data.images import GRID, grid_size
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
@@ -32,7 +32,6 @@ from vlm_rl.planning.fits import Card, Fit, fits
 from vlm_rl.planning.remedies import SHARE, Remedy, reduced_by
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import start_command
-from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
 RESPONSES = 8  # to a prompt
@@ -169,14 +168,16 @@ def _facts(options: argparse.Namespace, template: str | None = None) -> DataFact
     train, evaluated = [str(path) for path in options.data], [str(path) for path in options.eval]
     manifest = read_manifest(train[0])
     low, high = manifest.get("min_pixels", 3136), manifest.get("max_pixels", 1_003_520)
-    how: dict[str, Any] = {} if template is None else {"template": template}
+    how: dict[str, Any] = {}
+    if template is not None:
+        how["template"] = read_template(Path(template)) if template.endswith((".yaml", ".yml")) else template
     data = DataConfig(train=train, eval=evaluated, min_pixels=low, max_pixels=high, **how)
     problems = load_training_sets(data)
     others = [problem for loaded in load_eval_sets(data).values() for problem in loaded]
     builder = None
     factor = 2 * manifest.get("patch_size", GRID // 2)
     if _is_here(options.folder):
-        builder = PromptBuilder(options.folder, template=TEMPLATES[data.template], min_pixels=low, max_pixels=high)
+        builder = PromptBuilder(options.folder, template=data.prompt_template, min_pixels=low, max_pixels=high)
         check_patch_size([*train, *evaluated], builder.patch_size)
         has_images = any(problem.images for problem in (*problems, *others))
         if has_images and not builder.is_vision:

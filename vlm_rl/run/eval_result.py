@@ -9,8 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlm_rl.config import recorded_template
 from vlm_rl.run.eval_record import LATER_COLUMNS
 from vlm_rl.run.run_files import read_parquet, stored_columns
+from vlm_rl.templates import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,11 @@ class EvalResult:
     step: int
     path: Path
     summary: Mapping[str, Any]
+
+    @property
+    def template(self) -> Template | None:
+        """Return the template of the prompts; None where the summary records none."""
+        return recorded_template(self.summary)
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the records as a table, with the file's columns (EvalRecord) or the named ones.

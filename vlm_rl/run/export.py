@@ -196,7 +196,7 @@ def _recipe(config: Config | SftConfig, manifest: Manifest) -> dict[str, Any]:
         "longest response": f"{longest} tokens",
         "learning rate": f"{train.lr:g} ({train.optimizer}, {train.schedule})",
         **kl,
-        "prompt template": config.data.template,
+        "prompt template": config.data.prompt_template.name,
         "seed": config.seed,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }

@@ -163,7 +163,7 @@ class SupervisedTraining:
                     "and prepare again"
                 )
         wrong = [e.problem.id for e in self.examples if not template.is_well_formed(e.response)]
-        if wrong and template.has_reasoning:
+        if wrong and template.has_form:
             self.say(
                 f"note: {len(wrong)} of {len(self.examples)} responses lack the form of data.template="
                 f"{template.name}, which vlm-rl train rewards; the first is that of {wrong[0]!r}"

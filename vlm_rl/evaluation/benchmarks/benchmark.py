@@ -80,7 +80,7 @@ class PublishedPrompt:
     @property
     def template(self) -> Template:
         """Return the template by which the strict rule finds the answer: in the last box, wherever it is."""
-        return Template(name=self.name, system=self.system, has_reasoning=False, has_answer=None)
+        return Template(name=self.name, system=self.system)
 
     def applied(self, problem: Problem) -> Problem:
         """Return the problem with the authors' words around its question."""

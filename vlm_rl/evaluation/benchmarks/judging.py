@@ -98,7 +98,7 @@ def judge(
             problem,
             response,
             judgement,
-            states_answer(response.text, is_program=problem.answer_type == "code"),
+            states_answer(response.text, template, is_program=problem.answer_type == "code"),
             benchmark.cluster_of(problem),
         )
         for (problem, response), judgement in zip(answered, judgements, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from vlm_rl.config import find_template
 from vlm_rl.evaluation.benchmarks import (
     aime24,
     aime25,
@@ -62,15 +63,19 @@ def published_prompts() -> dict[str, PublishedPrompt]:
 
 
 def eval_template(name: str) -> tuple[Template, PublishedPrompt | None] | None:
-    """Return the template of that name, with the published prompt if it is a benchmark's; None if there is none."""
+    """Return the template of that name or file, with the published prompt if it is a benchmark's; None for none.
+
+    Raises UserError for a file that cannot be used.
+    """
     if prompt := published_prompts().get(name):
         return prompt.template, prompt
-    return (TEMPLATES[name], None) if name in TEMPLATES else None
+    template = find_template(name)
+    return template and (template, None)
 
 
 def template_names() -> str:
     """Return the names that --template accepts, joined by commas."""
-    return ", ".join([*TEMPLATES, *published_prompts()])
+    return ", ".join([*TEMPLATES, *published_prompts(), "or a YAML file of your own"])
 
 
 def describe_protocols() -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm_rl.config import recorded_template
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, RawRow, Response
 from vlm_rl.evaluation.benchmarks.judging import judge, matched, response_record, summary_of
@@ -209,19 +210,22 @@ def _template(options: argparse.Namespace) -> Template:
     """
     name, responses = options.template, options.responses[0]
     if name is None and responses.suffix == ".parquet" and (beside := responses.with_suffix(".json")).is_file():
-        name = _template_in(beside)
+        summary = _summary(beside)
+        if (recorded := recorded_template(summary)) is not None:
+            return recorded
+        name = summary.get("template")
     named = eval_template(name or "plain")
     if named is None:
         raise UserError(f"--template is {name!r}; known: {template_names()}")
     return named[0]
 
 
-def _template_in(summary: Path) -> str | None:
+def _summary(path: Path) -> dict[str, Any]:
     try:
-        return read_object(summary.read_bytes()).get("template")
+        return read_object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{summary}: is no summary of vlm-rl eval ({error}); give --template, or evaluate again"
+            f"{path}: is no summary of vlm-rl eval ({error}); give --template, or evaluate again"
         ) from None
 
 

@@ -25,7 +25,6 @@ from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm.options import engine_environment, engine_options, start_note
-from vlm_rl.templates import TEMPLATES
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
@@ -74,7 +73,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
     device = default_device()
     data = config.data
     builder = PromptBuilder(
-        model, template=TEMPLATES[data.template], min_pixels=data.min_pixels, max_pixels=data.max_pixels
+        model, template=data.prompt_template, min_pixels=data.min_pixels, max_pixels=data.max_pixels
     )
     check_divides(builder.config, config.rollout)
     on_cpu = device.type == "cpu"
