@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(1200)
 def test_the_quickstart_learns_to_look_and_keeps_it(tmp_path: Path) -> None:
-    """Seed 3 ended lowest of those that were run (perf/quickstart_runs.py). Chance is .111."""
+    """One of the ten seeds of docs/quickstart.md, where chance is .111."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "vlm_rl", "quickstart", "--seed", "3", "--out", str(out)]
     subprocess.run(command, check=True, timeout=1100)
