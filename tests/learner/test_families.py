@@ -121,7 +121,18 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "qwen2_vl", "qwen3_vl"]
+    "model_type",
+    [
+        "gemma3",
+        "glm4v",
+        "idefics3",
+        "internvl",
+        "llava_onevision",
+        "mistral3",
+        "qwen2_vl",
+        "qwen3_vl",
+        "smolvlm",
+    ],
 )
 def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
     """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""

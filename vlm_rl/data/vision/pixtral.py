@@ -13,6 +13,7 @@ from torch import Tensor
 from vlm_rl.data.images import check_pixel_range
 from vlm_rl.data.vision.tiles import TiledVision
 from vlm_rl.data.vision.tower import TowerSize
+from vlm_rl.errors import UserError
 
 
 class Pixtral(TiledVision):
@@ -29,7 +30,13 @@ class Pixtral(TiledVision):
         return processor.patch_size * processor.spatial_merge_size
 
     def check_limits(self, processor: Any, *, min_pixels: int, max_pixels: int) -> None:
-        check_pixel_range(min_pixels, max_pixels, factor=self.tile_side(processor))
+        side = self.tile_side(processor)
+        check_pixel_range(min_pixels, max_pixels, factor=side)
+        if max_pixels < (2 * side) ** 2:
+            raise UserError(
+                f"max_pixels {max_pixels}: this model reads images of at least two tokens of {side} x {side} pixels, "
+                f"so max_pixels must be at least {(2 * side) ** 2}"
+            )
 
     def limits(self, processor: Any, max_pixels: int) -> dict[str, Any]:
         return {}
@@ -37,11 +44,13 @@ class Pixtral(TiledVision):
     def fit(self, image: Image.Image, *, processor: Any, min_pixels: int, max_pixels: int) -> Image.Image:
         """Return the image in whole visual tokens, at most as long as the side of a square of max_pixels.
 
-        So the processor leaves it as it is.
+        So the processor leaves it as it is. Of a single token the model would make a vector, and fail: min_pixels
+        are more.
         """
         side = self.tile_side(processor)
         longest = min(processor.image_processor.size["longest_edge"], math.isqrt(max_pixels)) // side * side
-        scale = min(1.0, longest / max(image.size))
+        enough = math.sqrt(min_pixels / (image.width * image.height))
+        scale = min(max(1.0, enough), longest / max(image.size))
         width, height = (max(1, math.ceil(int(length * scale) / side)) * side for length in image.size)
         return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
 
@@ -69,7 +78,8 @@ class Pixtral(TiledVision):
     def unused_image(self, config: Any) -> dict[str, Tensor]:
         patch, merged = config.vision_config.patch_size, config.spatial_merge_size
         side = patch * merged
-        return {"pixel_values": torch.ones(merged**2, 3, patch, patch), "image_sizes": torch.tensor([[side, side]])}
+        pixels = torch.ones(2 * merged**2, 3, patch, patch)  # two tokens, see `fit`
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([[side, 2 * side]])}
 
     def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
         vision = config.vision_config
