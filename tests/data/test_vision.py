@@ -15,7 +15,7 @@ from tests.helpers.mistral3 import own_patches
 from tests.helpers.tiled_families import SIDE, own_tiles
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.vision.family import vision_of
+from vlm_rl.data.vision.family import BlindImage, blinded, vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -109,3 +109,28 @@ def test_a_set_on_any_grid_suits_a_model_that_cuts_tiles(
 ) -> None:
     builder = PromptBuilder(family_model(model_type), template=TEMPLATES["plain"])
     assert builder.patch_size is None and vision_of(builder.config) is builder.family
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (2, 3, 40, 56)])
+@pytest.mark.parametrize("kind", ["noise", "masked"])
+def test_a_blinded_image_does_not_depend_on_what_a_row_holds(kind: BlindImage, shape: tuple[int, ...]) -> None:
+    """Each prompt's images by themselves are those of the row; another seed gives others; sizes and grids stay."""
+    pixels = {seed: 5 + torch.randn(seed * shape[0], *shape[1:]) for seed in (1, 2, 3)}
+    row = {"pixel_values": torch.cat([*pixels.values()]), "image_grid_thw": torch.ones(3, 3)}
+    whole = blinded(row, kind, [(seed, {"pixel_values": len(part)}) for seed, part in pixels.items()])
+    assert torch.equal(whole["image_grid_thw"], row["image_grid_thw"])
+    parts = whole["pixel_values"].split([len(part) for part in pixels.values()])
+    for (seed, part), found in zip(pixels.items(), parts, strict=True):
+        alone = {"pixel_values": part}
+        assert torch.equal(blinded(alone, kind, [(seed, {"pixel_values": len(part)})])["pixel_values"], found)
+        assert not torch.equal(blinded(alone, kind, [(seed + 9, {"pixel_values": len(part)})])["pixel_values"], found)
+    if kind == "noise":
+        assert abs(float(whole["pixel_values"].mean())) < 0.5, "nothing of the pixels, which are around 5"
+        return
+    is_hidden = whole["pixel_values"] == torch.full((), 0.01)
+    assert torch.equal(whole["pixel_values"][~is_hidden], row["pixel_values"][~is_hidden])
+    assert 0.2 < float(is_hidden.float().mean()) < 0.8
+    if len(shape) == 2:  # whole visual tokens, of four patches each
+        assert all(len(block.unique()) == 1 for block in is_hidden.reshape(-1, 4 * shape[1]))
+    else:
+        assert all(len(square.unique()) == 1 for square in is_hidden[:, :, :28, :28].flatten(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.helpers.groups import WeighedGroup, pack
+from vlm_rl.data.vision.family import blinded
 from vlm_rl.learner import row_plan
 from vlm_rl.learner.packing import Chunk, padded_rows, row_layout
 from vlm_rl.learner.row_plan import plan_rows, row_costs
@@ -241,6 +243,24 @@ def test_a_row_by_hand() -> None:
     assert row.loss.sampler_logp_K.tolist() == [-103, -104, -105, -202, -203, -204]
     assert row.loss.old_logp_K is None
     assert not row.is_padding
+
+
+def test_a_row_tells_whose_images_it_holds() -> None:
+    """Prompts with two patches, none and four: blinded in one row as each by itself."""
+    groups = [group(2, [1], first=10 * place) for place in range(3)]
+    pixels = [torch.rand(2, 5), None, torch.rand(4, 5)]
+    groups = [
+        replace(g, prompt=replace(g.prompt, vision={} if values is None else {"pixel_values": values}))
+        for g, values in zip(groups, pixels, strict=True)
+    ]
+    row = pack([Chunk(place, (0,)) for place in range(3)], groups, line)
+    assert [sizes for _, sizes in row.pictures] == [{"pixel_values": 2}, {}, {"pixel_values": 4}]
+    alone = [
+        blinded(pack([Chunk(0, (0,))], [g], line).vision, "noise", pack([Chunk(0, (0,))], [g], line).pictures)
+        for g in groups
+    ]
+    parts = [vision["pixel_values"] for vision in alone if vision]
+    assert torch.equal(blinded(row.vision, "noise", row.pictures)["pixel_values"], torch.cat(parts))
 
 
 def test_padding_weighs_nothing() -> None:

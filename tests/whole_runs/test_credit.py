@@ -10,7 +10,12 @@ import pytest
 from tests.helpers.toy_runs import Toys, assert_equal_runs
 from vlm_rl.report.run_report import write_report
 
-CREDIT: dict[str, Any] = {"credit": "top_visual", "aggregation": "variance", "advantage": "ebpo"}
+CREDIT: dict[str, Any] = {
+    "credit": "top_visual",
+    "aggregation": "variance",
+    "advantage": "ebpo",
+    "blind_image": "noise",
+}
 
 
 def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None:
@@ -41,7 +46,11 @@ def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rule", [{"credit": "top_visual", "aggregation": "balanced"}, {"credit": "visual", "name": "luspo"}]
+    "rule",
+    [
+        {"credit": "top_visual", "aggregation": "balanced"},
+        {"credit": "visual", "name": "luspo", "blind_image": "masked"},
+    ],
 )
 def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, Any]) -> None:
     """The first step of one rank, and of two in ZeRO 2 with narrow rows and a frozen vision tower's features."""

@@ -125,6 +125,9 @@ class AlgorithmConfig(ConfigSection):
     credit: Literal["uniform", "top_visual", "visual"] | None = None
     """What a token counts inside its response: all the same, only those that the image changes most (VPPO), or more
     the more the image changes them (PGPO). Costs a forward pass without the image. null: the algorithm's."""
+    blind_image: Literal["blank", "noise", "masked"] = "blank"
+    """What takes the image's place in that pass, in its size: the mean colour, noise, or the image with half of its
+    patches in the mean colour, chosen at random once for each problem."""
     credit_share: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Share of a response's tokens that the credit top_visual keeps."""
     credit_floor: Fraction = 0.9

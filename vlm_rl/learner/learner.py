@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm_rl.config import TrainConfig
-from vlm_rl.data.vision.family import blank
+from vlm_rl.data.vision.family import BlindImage, blinded
 from vlm_rl.distributed import alive, all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
@@ -111,12 +111,13 @@ class Learner:
         """Return the rows with old_logp_K: log-probs at the current weights, which sampled the responses."""
         return [replace(row, loss=replace(row.loss, old_logp_K=self.log_probs(row))) for row in rows]
 
-    def with_blind_log_probs(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
-        """Return the rows with old_logp_K given blank images of the same size, at the current weights.
+    def with_blind_log_probs(self, rows: Sequence[PackedRow], image: BlindImage = "blank") -> list[PackedRow]:
+        """Return the rows with old_logp_K given blinded images of the same size, at the current weights.
 
         A row of text gets those that it has: all ranks do the same number of passes.
         """
-        blind = (self.log_probs(replace(row, vision=blank(row.vision))) for row in rows)
+        shown = (replace(row, vision=blinded(row.vision, image, row.pictures)) for row in rows)
+        blind = (self.log_probs(row) for row in shown)
         return [replace(r, loss=replace(r.loss, old_logp_K=logp_K)) for r, logp_K in zip(rows, blind, strict=True)]
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ A group may be split into rows that repeat the prompt (vlm_rl.learner.row_plan);
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Self
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_rl.data.vision.family import join_vision
+from vlm_rl.data.vision.family import Pictures, join_vision
 from vlm_rl.devices import has_gpu
 from vlm_rl.types import Group, KeptIds, LossInputs, ObservedTokens, Prompt, Rollout
 
@@ -95,6 +96,7 @@ class PackedRow:
     sampled: Sequence[np.ndarray]  # of each response, which of its tokens were sampled: offsets from its start
     kept_Kk: Tensor | None = None  # int64, the ids that each token was drawn from, filled up with -1; None: all
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
+    pictures: Pictures = ()  # of each prompt and observation: a seed of its own, and the sizes of its `vision`
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
 
     def to(self, device: torch.device | str) -> Self:
@@ -155,11 +157,14 @@ def pack_row(
     spans: list[tuple[TokenSpan, list[TokenSpan]]] = []  # of each prompt and its responses
     experts: list[np.ndarray] = []
     vision: list[Mapping[str, Tensor]] = []  # in the order of the row's images
+    pictures: list[tuple[int, Mapping[str, int]]] = []
     sampled: list[np.ndarray] = []
     start = 0
     for chunk in chunks:
         prompt = prompts[chunk.group]
         vision.append(prompt.vision)
+        seed = zlib.crc32(groups[chunk.group].problem.id.encode())
+        pictures.append((seed, _sizes(prompt.vision)))
         prompt_positions = positions(prompt)
         next_position = int(prompt_positions.max()) + 1
         ids.append(prompt.ids)
@@ -174,6 +179,7 @@ def pack_row(
             ids += laid.ids
             position_parts += laid.positions
             vision += laid.vision
+            pictures += [(seed + place, _sizes(seen)) for place, seen in enumerate(laid.vision, 1)]
             sampled.append(laid.sampled)
             # A token is predicted by the one before it, the first by the prompt's last, which its responses share.
             predictors.append(np.where(laid.sampled == 0, last_of_prompt, start + laid.sampled - 1))
@@ -192,8 +198,13 @@ def pack_row(
         sampled=sampled,
         kept_Kk=_kept([groups[chunk.group].rollouts[i].kept for chunk in chunks for i in chunk.responses]),
         experts_TLK=torch.from_numpy(np.concatenate(experts)) if experts else None,
+        pictures=pictures,
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
+
+
+def _sizes(vision: Mapping[str, Tensor]) -> dict[str, int]:
+    return {key: len(tensor) for key, tensor in vision.items()}
 
 
 def _kept(of_responses: Sequence[KeptIds | None]) -> Tensor | None:

@@ -70,7 +70,8 @@ class MiniBatches:
             with timings.phase("old_logprobs"):
                 seeing = [learner.with_old_log_probs(rows) for rows in mini_batches]
             with timings.phase("blind_logprobs"):
-                blind = [learner.with_blind_log_probs(rows) for rows in raw]
+                image = self._session.config.algorithm.blind_image
+                blind = [learner.with_blind_log_probs(rows, image) for rows in raw]
                 self._credit.learn(seeing, blind)
             if self._session.config.train.old_logprobs == "learner":
                 mini_batches = seeing

@@ -10,7 +10,7 @@ it: a model that numbers the tokens of images in its own way does so itself (vlm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from PIL import Image
@@ -26,7 +26,7 @@ from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.model_files.model_folder import vision_family
 from vlm_rl.types import Video
 
-__all__ = ["VisionFamily", "blank", "join_vision", "video_metadata", "vision_of"]
+__all__ = ["BlindImage", "Pictures", "VisionFamily", "blinded", "join_vision", "video_metadata", "vision_of"]
 
 
 class VisionFamily(Protocol):
@@ -142,10 +142,53 @@ def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {key: torch.cat([part[key] for part in parts if key in part]) for key in keys}
 
 
-def blank(vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `vision` of images of the same sizes, all in the processor's mean colour."""
-    # Not 0: Idefics3 takes a tile of zeros for padding.
-    return {key: torch.full_like(t, 0.01) if key.startswith("pixel_values") else t for key, t in vision.items()}
+_MEAN_COLOUR = 0.01  # not 0: Idefics3 takes a tile of zeros for padding
+_SQUARE = 28  # pixels of a side: two patches of most models
+_PATCHES = 4  # of a visual token, where a row of pixels is a patch: they follow each other
+
+BlindImage = Literal["blank", "noise", "masked"]
+Pictures = Sequence[tuple[int, Mapping[str, int]]]
+
+
+def blinded(vision: Mapping[str, Tensor], kind: BlindImage = "blank", pictures: Pictures = ()) -> dict[str, Tensor]:
+    """Return `vision` of images of the same sizes that do not show what was there, or only half of it.
+
+    blank: all in the processor's mean colour. noise: normal noise in the processor's scale. masked: squares of one
+    visual token or 28 pixels each take the mean colour with probability 1/2. Noise and masks depend only on the seeds
+    and on places in a prompt's images, not on what else a row holds.
+
+    Args:
+        vision: of a row.
+        kind: what takes the images' place.
+        pictures: of each prompt or observation, in the order of `vision`, a seed and how many entries each tensor has
+            of it. Without them, what there is counts as one with seed 0.
+    """
+    return {
+        key: _blinded(tensor, kind, [(seed, sizes.get(key, 0)) for seed, sizes in pictures] or [(0, len(tensor))])
+        if key.startswith("pixel_values")
+        else tensor
+        for key, tensor in vision.items()
+    }
+
+
+def _blinded(pixels: Tensor, kind: BlindImage, parts: Sequence[tuple[int, int]]) -> Tensor:
+    if kind == "blank":
+        return torch.full_like(pixels, _MEAN_COLOUR)
+    filled = []
+    for (seed, _), part in zip(parts, pixels.split([size for _, size in parts]), strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        if kind == "noise":
+            filled.append(torch.randn(part.shape, generator=generator).to(part))
+            continue
+        if part.ndim == 2:  # [patches, values]
+            tokens = torch.rand(-(-len(part) // _PATCHES), 1, generator=generator) < 0.5
+            is_hidden = tokens.repeat_interleave(_PATCHES, 0)[: len(part)]
+        else:  # [images or tiles, 3, height, width]
+            height, width = part.shape[-2:]
+            grid = torch.rand(len(part), 1, -(-height // _SQUARE), -(-width // _SQUARE), generator=generator) < 0.5
+            is_hidden = grid.repeat_interleave(_SQUARE, 2).repeat_interleave(_SQUARE, 3)[..., :height, :width]
+        filled.append(part.masked_fill(is_hidden.to(part.device), _MEAN_COLOUR))
+    return torch.cat(filled)
 
 
 def vision_of(config: Any) -> VisionFamily | None:
