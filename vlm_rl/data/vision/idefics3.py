@@ -33,5 +33,5 @@ class SmolVLM(Idefics3):
     def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
         tokens = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
         (features_FH,) = features
-        tiles = features_FH.view(len(features_FH) // tokens, tokens, -1)
+        tiles = features_FH.view(len(features_FH) // tokens, tokens, features_FH.shape[1])  # of text alone, none
         return {"image": SimpleNamespace(pooler_output=tiles)}
