@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def problem_with(pictures: list[bytes]) -> Problem:
 
 
 @pytest.mark.parametrize("template", ["plain", "think_answer"])
-@pytest.mark.parametrize("model_type", ["gemma3", "mistral3", *TILED_FAMILIES])
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4", "mistral3", *TILED_FAMILIES])
 def test_a_prompt_is_what_the_processor_makes_of_it(
     model_type: str, template: str, family_model: Callable[[str], Path]
 ) -> None:
@@ -51,7 +52,7 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     assert not own.system or own.system in text
     expected = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
-    cut = own_patches if model_type == "mistral3" else own_tiles
+    cut = {"gemma4": itemgetter("pixel_values"), "mistral3": own_patches}.get(model_type, own_tiles)
     torch.testing.assert_close(prompt.vision["pixel_values"], cut(expected))
     if model_type == "mistral3":
         inputs = vision_of(builder.config).vision_inputs(prompt.vision)

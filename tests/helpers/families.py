@@ -20,6 +20,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from tests.helpers.gemma3 import gemma3_config, gemma3_processor
+from tests.helpers.gemma4 import gemma4_config, gemma4_processor
 from tests.helpers.glm_families import glm_config, glm_processor
 from tests.helpers.mistral3 import mistral3_config, mistral3_processor
 from tests.helpers.tiled_families import tiled_config, tiled_processor
@@ -65,6 +66,17 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     },
     "gemma3": {**WIDE_HEADS, **WINDOW},
     "gemma3_text": {**WIDE_HEADS, **WINDOW},
+    "gemma4": {
+        **WIDE_HEADS,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": "vision",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 64,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 3.0,
+    },
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},
     # vLLM takes this epsilon for the projector's norm, whatever the configuration says.
@@ -139,6 +151,8 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
 def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer: Any) -> Any:
     if model_type == "gemma3":
         return AutoConfig.for_model(model_type, **gemma3_config(text, tokenizer))
+    if model_type == "gemma4":
+        return AutoConfig.for_model(model_type, **gemma4_config(text, tokenizer))
     if model_type == "mistral3":
         return AutoConfig.for_model(model_type, **mistral3_config(text, tokenizer))
     if model_type in GLM_FAMILIES:
@@ -162,6 +176,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
 def _processor(model_type: str, tokenizer_of: Path) -> Any:
     if model_type == "gemma3":
         return gemma3_processor(tokenizer_of)
+    if model_type == "gemma4":
+        return gemma4_processor(tokenizer_of)
     if model_type == "mistral3":
         return mistral3_processor(tokenizer_of)
     if model_type in GLM_FAMILIES:

@@ -98,8 +98,9 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
     rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
-    vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw", "image_sizes") if key in encoded}
-    if vision and "image_grid_thw" not in vision:
+    gridded = {"image_grid_thw", "image_position_ids"}
+    vision = {key: encoded[key] for key in ("pixel_values", "image_sizes", *gridded) if key in encoded}
+    if vision and not vision.keys() & gridded:
         cut = own_patches if "[IMG]" in rendered else own_tiles
         vision["pixel_values"] = cut(encoded)
     return Prompt(
@@ -119,6 +120,8 @@ def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
     if model.config.model_type == "mistral3":
         return Pixtral().vision_inputs(vision) if vision else {}  # compared in tests/data/test_vision.py
+    if model.config.model_type == "gemma4":
+        return {**vision, "mm_token_type_ids": (ids_BT == model.config.image_token_id).int()}
     if model.config.model_type == "gemma3":
         return {**vision, "token_type_ids": (ids_BT == model.config.image_token_id).int()}
     if not hasattr(model.base_model, "get_rope_index"):

@@ -124,6 +124,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     "model_type",
     [
         "gemma3",
+        "gemma4",
         "glm4v",
         "idefics3",
         "internvl",

@@ -164,12 +164,20 @@ def check_divides(model_config: Any, rollout: RolloutConfig, setting: str = "rol
                     f"{setting} is {ranks}, which does not divide {key} of the {part} model, {size}: "
                     "use a number that does"
                 )
-    heads = getattr(parts["text"], "num_key_value_heads", None) or ranks
-    if heads % ranks and ranks % heads:
-        raise UserError(
-            f"{setting} is {ranks}, and the model has {heads} heads of keys and values: use a number "
-            "that divides them, or a multiple of them"
-        )
+    for heads in {getattr(layer, "num_key_value_heads", None) or ranks for layer in layer_configs(parts["text"])}:
+        if heads % ranks and ranks % heads:
+            raise UserError(
+                f"{setting} is {ranks}, and the model has {heads} heads of keys and values: use a number "
+                "that divides them, or a multiple of them"
+            )
+
+
+def layer_configs(text: Any) -> list[Any]:
+    """Return the configuration of each layer of a language model; Gemma 4's have heads of different widths."""
+    numbers = range(getattr(text, "num_hidden_layers", 1))
+    if not getattr(text, "is_heterogeneous", False):
+        return [text for _ in numbers]
+    return [text.per_layer_config[number] for number in numbers]
 
 
 _REFUSED_KEYS = {
@@ -270,7 +278,7 @@ def open_config(model_path: str) -> Any:
         raise UserError(
             f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
             "use one of Qwen's, such as Qwen2.5-VL, or one of type "
-            f"{', '.join(['gemma3', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
+            f"{', '.join(['gemma3', 'gemma4', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
         )
     return config
 
@@ -278,7 +286,7 @@ def open_config(model_path: str) -> Any:
 def vision_family(config: Any) -> str | None:
     """Return how a configuration's images are encoded, a key of data/vision; None for a text or unknown model."""
     vision = getattr(config, "vision_config", None)
-    if vision is not None and config.model_type in ("gemma3", "mistral3", *TILED_FAMILIES):
+    if vision is not None and config.model_type in ("gemma3", "gemma4", "mistral3", *TILED_FAMILIES):
         return config.model_type
     if not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
         return None

@@ -24,6 +24,7 @@ from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
+from vlm_rl.model_files.model_folder import layer_configs
 
 MERGER_COPIES = 5  # of a patch's hidden state: its norm in and out, the two sides of the activation, the output
 
@@ -316,13 +317,14 @@ def cache_bytes(config: Any, tokens: int, dtype: torch.dtype, *, ranks: int = 1)
     window = active_window(config) or tokens
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
     kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
-    size = 2 * _kv_heads(text) * _head_width(text) * dtype.itemsize * sum(kept.get(kind, tokens) for kind in kinds)
+    widths = [_kv_heads(layer) * _head_width(layer) for layer in layer_configs(text)]
+    size = 2 * dtype.itemsize * sum(w * kept.get(kind, tokens) for w, kind in zip(widths, kinds, strict=True))
     if (num_linear := kinds.count("linear_attention")) and hasattr(text, "linear_num_key_heads"):
         keys = text.linear_num_key_heads * text.linear_key_head_dim
         values = text.linear_num_value_heads * text.linear_value_head_dim
         convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
         size += num_linear * (values * text.linear_key_head_dim * torch.float32.itemsize + convolution)
-    return size // min(ranks, _kv_heads(text))  # each rank has whole heads
+    return size // min(ranks, *map(_kv_heads, layer_configs(text)))  # each rank has whole heads
 
 
 def _kv_heads(text: Any) -> int:
@@ -357,6 +359,7 @@ def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patch
         checkpointed=config.model.gradient_checkpointing,
         offloaded=config.model.offload_activations,
     )
+    text = max(layer_configs(text), key=_head_width)
     head = _head_width(text)
     size = tokens * stack_bytes(
         hidden=text.hidden_size,

@@ -139,8 +139,8 @@ def _unsupported(builder: PromptBuilder) -> str | None:
     layers = getattr(builder.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" in layers and not has_gpu():
         return "on a CPU vLLM computes layers of linear attention in bfloat16 alone, and packs their weights"
-    if builder.config.model_type == "gemma3" and not has_gpu():
-        return "on a CPU vLLM's attention is causal among the tokens of an image, and Gemma 3's is not"
+    if builder.config.model_type in ("gemma3", "gemma4") and not has_gpu():
+        return "on a CPU vLLM's attention is causal among the tokens of an image, and Gemma's is not"
     if builder.config.model_type in _UNKNOWN_TO_VLLM:
         return f"vLLM has no class of its own for models of type {builder.config.model_type!r}"
     return None

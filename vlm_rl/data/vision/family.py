@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm_rl.data.vision.gemma3 import Gemma3
+from vlm_rl.data.vision.gemma4 import Gemma4
 from vlm_rl.data.vision.idefics3 import Idefics3, SmolVLM
 from vlm_rl.data.vision.internvl import InternVL
 from vlm_rl.data.vision.llava_onevision import LlavaOnevision
@@ -126,6 +127,7 @@ class VisionFamily(Protocol):
 
 _FAMILIES: dict[str, VisionFamily] = {
     "gemma3": Gemma3(),
+    "gemma4": Gemma4(),
     "glm": GlmVL(),
     "idefics3": Idefics3(),
     "internvl": InternVL(),

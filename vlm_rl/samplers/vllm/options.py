@@ -19,6 +19,7 @@ from PIL import Image
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision.family import video_metadata
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import layer_configs
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Problem, Video
 
@@ -155,9 +156,12 @@ def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_si
     text = config.get_text_config()
     if "linear_attention" in (getattr(text, "layer_types", None) or ()):
         return None  # their states are kept in the same blocks, and are not keys and values
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    token = 2 * text.num_hidden_layers * heads * head_dim * dtype.itemsize
+    widths = [
+        (getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads)
+        * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        for layer in layer_configs(text)
+    ]
+    token = 2 * len(widths) * max(widths) * dtype.itemsize
     return 2 * token * batch_size * (max_model_len + _BLOCK)
 
 
