@@ -56,6 +56,12 @@ def does_as_told(problem: Problem, response: str, grade: Grade, length: int) -> 
     return None if response == "none" else len(response)
 
 
+def ranks(problem: Problem, responses: list[str], grades: list[Grade], lengths: list[int]) -> list[float]:
+    """Return how many of the responses to a prompt are shorter than each; do as one of them says."""
+    told = [does_as_told(problem, text, grade, 0) for text, grade in zip(responses, grades, strict=True)]
+    return [sum(other < mine for other in told) for mine in told]
+
+
 # -- functions that go wrong ----------------------------------------------------------------------
 
 

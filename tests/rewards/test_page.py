@@ -51,6 +51,7 @@ def test_the_functions_of_the_page_do_what_they_say(tmp_path: Path, monkeypatch:
             )
             values[name] = [got[index]["value"] for index in range(2)]
     assert values["hedging"] == [2, 0] and values["names_answer"] == [1, 0]
+    assert values["apart"] == [0, 0], "both have the answer 5"
     assert 0 < values["similarity"][0] < values["similarity"][1] == 1
 
 

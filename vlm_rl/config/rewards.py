@@ -128,7 +128,7 @@ class RewardConfig(ConfigSection):
     functions: dict[str, FunctionConfig] = {}
     """Several functions of your own, by name. Needs allow_function."""
     function_timeout: PositiveFloat = 60.0
-    """Seconds that one call of any of these may take: for a response, or for a batch where it takes one."""
+    """Seconds that one call of any of these may take: for a response, a prompt or a batch, whichever it takes."""
     allow_function: bool = False
     """Allow importing your functions, which runs the code of their modules."""
     iou: IouConfig | None = None

@@ -4,11 +4,12 @@
     accuracy   the part that says what a right answer is, in evaluations too
     grounding  boxes and points, and what each family's coordinates mean
     cell_functions  functions of this process, which no other one can import
+    votes      a majority vote, for users' configurations: a reward that needs no labels
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
 functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint) and
 grounding, whose boxes coordinates reads.
 """
 
-__all__ = ["accuracy", "cell_functions", "grounding", "reward"]
+__all__ = ["accuracy", "cell_functions", "grounding", "reward", "votes"]
 _USES = ["chat_endpoint", "data", "grading"]

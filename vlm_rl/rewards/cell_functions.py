@@ -32,7 +32,7 @@ class CellFunction:
         Args:
             function: the user's.
             key: the key of the configuration that names it.
-            timeout: seconds that one call may take: for a response, or for a batch where it takes one.
+            timeout: seconds that one call may take: for a response, a prompt's responses or a batch.
             stops_run: whether a failure of the function raises UserError, instead of being the outcome.
         """
         self._key, self._timeout, self._stops_run = key, timeout, stops_run
@@ -42,14 +42,26 @@ class CellFunction:
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 
-    def outcomes(self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False) -> list[Outcome]:
+    @property
+    def takes_groups(self) -> bool:
+        """Tell whether the function takes all responses to a prompt at once."""
+        return self._caller.takes_groups
+
+    def outcomes(
+        self,
+        calls: Sequence[Call],
+        *,
+        groups: Sequence[int] = (),
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Outcome]:
         """Return the function's value of each call, in order, or why it has none.
 
-        Between two calls, `is_stopped` may end the batch; the values that are missing are then 0.
+        The arguments are those of UserFunction. Between two calls, `is_stopped` may end the batch; the values that
+        are missing are then 0.
         Raises UserError where a call took too long, and where the function fails and `stops_run` is set.
         """
         with ThreadPoolExecutor(1) as pool:  # where no event loop runs: a notebook's runs in the main thread
-            return pool.submit(self._answer, calls, is_stopped).result()
+            return pool.submit(self._answer, calls, groups, is_stopped).result()
 
     def abort(self) -> None:
         """Let the batch end with the call in progress."""
@@ -58,7 +70,7 @@ class CellFunction:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _answer(self, calls: Sequence[Call], is_stopped: Callable[[], bool]) -> list[Outcome]:
+    def _answer(self, calls: Sequence[Call], groups: Sequence[int], is_stopped: Callable[[], bool]) -> list[Outcome]:
         outcomes: list[Outcome] = [0.0] * len(calls)
         begun = time.monotonic()
 
@@ -76,7 +88,7 @@ class CellFunction:
 
         try:
             with asyncio.Runner() as runner:
-                self._caller.answer(calls, reply, runner)
+                self._caller.answer(calls, reply, runner, groups=groups)
         except _AbandonedError:
             pass
         return outcomes

@@ -3,6 +3,7 @@
 The names of its parameters decide how it is called:
 
     def f(problem, response, grade, num_tokens) -> float               one response, by position, whatever their names
+    def f(problem, responses, grades, lengths) -> list[float]          all responses to one prompt, by name
     def f(completions, prompts, answer, ..., **kwargs) -> list[float]  a batch, by name, as TRL calls it
     def f(data_source, solution_str, ground_truth, extra_info)         one response, by name, as verl calls it
 
@@ -27,6 +28,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -35,12 +37,13 @@ from vlm_rl.data.stored_images import open_stored
 from vlm_rl.errors import UserError
 from vlm_rl.types import Call, Grade, Problem
 
-Contract = Literal["positional", "trl", "verl"]
+Contract = Literal["positional", "group", "trl", "verl"]
 SendReply = Callable[[Mapping[str, Any]], None]
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _COLUMNS = tuple(field.name for field in fields(Problem))
 _BATCH_NAMES = ("prompts", "completions", *_COLUMNS, "problems", "grades", "lengths")
+_GROUP_NAMES = ("problem", "responses", "grades", "lengths")
 _VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -61,7 +64,7 @@ def serve(options: Mapping[str, Any]) -> None:
     except BaseException as error:
         reply({"fault": str(error) if isinstance(error, UserError) else _told(error)})
         return
-    reply({"one_at_a_time": caller.one_at_a_time})
+    reply({"one_at_a_time": caller.one_at_a_time, "takes_groups": caller.takes_groups})
     # One event loop for all calls: a client that the user's module keeps is bound to it.
     with suppress(EOFError), asyncio.Runner() as runner:
         while True:
@@ -70,7 +73,7 @@ def serve(options: Mapping[str, Any]) -> None:
             calls = [
                 (problems[index], text, Grade(**grade), length) for index, text, grade, length in message["calls"]
             ]
-            caller.answer(calls, reply, runner)
+            caller.answer(calls, reply, runner, groups=message["groups"])
 
 
 def load_reward_function(path: str) -> Callable[..., Any]:
@@ -93,19 +96,41 @@ class FunctionCaller:
 
         Args:
             function: the user's.
-            timeout: seconds for each response of an async function that takes one response.
+            timeout: seconds for each call of an async function that takes one response, or those to one prompt.
         """
         self._function = function
         self._timeout = timeout
         self._contract, self._names = _contract_of(function)
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self.takes_groups = self._contract == "group"
         self.one_at_a_time = self._contract != "trl" and not self._is_async
 
-    def answer(self, calls: Sequence[Call], reply: SendReply, runner: asyncio.Runner) -> None:
-        """Reply once for each call, with its index; in order where the function is called one response at a time."""
+    def answer(
+        self, calls: Sequence[Call], reply: SendReply, runner: asyncio.Runner, *, groups: Sequence[int] = ()
+    ) -> None:
+        """Reply once for each call, with its index.
+
+        Args:
+            calls: the responses.
+            reply: gets the replies; in order where the function is called for one response or one prompt at a time.
+            runner: of async functions.
+            groups: the number of each call's group, the calls of one behind one another; empty: all are of one.
+        """
         if self._contract == "trl":
-            for index, outcome in enumerate(self._batch(calls, runner)):
+            columns = _batch_columns(calls)
+            given = {name: columns[name] for name in self._names}
+            for index, outcome in enumerate(self._several(given, len(calls), runner)):
                 reply({"index": index, **outcome})
+        elif self.takes_groups:
+            numbers = groups or [0] * len(calls)
+            of_groups = [[*members] for _, members in groupby(range(len(calls)), key=numbers.__getitem__)]
+            if self._is_async:
+                runner.run(self._answer_groups(calls, reply, of_groups))
+                return
+            for members in of_groups:
+                outcomes = self._several(self._of_group(calls, members), len(members), runner)
+                for index, outcome in zip(members, outcomes, strict=True):
+                    reply({"index": index, **outcome})
         elif self._is_async:
             runner.run(self._answer_together(calls, reply))
         else:
@@ -118,16 +143,35 @@ class FunctionCaller:
         except BaseException as error:
             return {"fault": _told(error)}
 
-    def _batch(self, calls: Sequence[Call], runner: asyncio.Runner) -> list[dict[str, Any]]:
-        columns = _batch_columns(calls)
+    def _several(self, given: Mapping[str, Any], count: int, runner: asyncio.Runner) -> list[dict[str, Any]]:
+        """Call the function once for `count` responses."""
+        what = "completions" if self._contract == "trl" else "responses"
         try:
-            raw = self._function(**{name: columns[name] for name in self._names})
-            values = list(runner.run(_awaited(raw)) if inspect.isawaitable(raw) else raw)
+            raw = self._function(**given)
+            return _all_checked(runner.run(_awaited(raw)) if inspect.isawaitable(raw) else raw, count, what)
         except BaseException as error:
-            return [{"fault": _told(error)}] * len(calls)
-        if len(values) != len(calls):
-            return [{"fault": f"returned {len(values)} values for {len(calls)} completions"}] * len(calls)
-        return [_checked(value) for value in values]
+            return [{"fault": _told(error)}] * count
+
+    async def _answer_groups(self, calls: Sequence[Call], reply: SendReply, groups: Sequence[Sequence[int]]) -> None:
+        """Reply for each group of an async function, which is called for all at once."""
+
+        async def answer(members: Sequence[int]) -> None:
+            limit = asyncio.timeout(self._timeout)
+            try:
+                async with limit:
+                    raw = await self._function(**self._of_group(calls, members))
+                    outcomes = _all_checked(raw, len(members), "responses")
+            except BaseException as error:
+                outcomes = [{"fault": late(self._timeout) if limit.expired() else _told(error)}] * len(members)
+            for index, outcome in zip(members, outcomes, strict=True):
+                reply({"index": index, **outcome})
+
+        await asyncio.gather(*map(answer, groups))
+
+    def _of_group(self, calls: Sequence[Call], members: Sequence[int]) -> dict[str, Any]:
+        problems, *columns = (list(column) for column in zip(*(calls[index] for index in members), strict=True))
+        given = dict(zip(_GROUP_NAMES, (problems[0], *columns), strict=True))
+        return {name: given[name] for name in self._names}
 
     async def _answer_together(self, calls: Sequence[Call], reply: SendReply) -> None:
         async def answer(index: int, call: Call) -> None:
@@ -166,6 +210,8 @@ def _contract_of(function: Callable[..., Any]) -> tuple[Contract, tuple[str, ...
         contract, known = "trl", _BATCH_NAMES
     elif "solution_str" in parameters:
         contract, known = "verl", _VERL_NAMES
+    elif "responses" in parameters:
+        contract, known = "group", _GROUP_NAMES
     else:
         return "positional", ()
     for parameter in parameters.values():
@@ -187,6 +233,14 @@ def _batch_columns(calls: Sequence[Call]) -> dict[str, list[Any]]:
         "grades": [grade for _, _, grade, _ in calls],
         "lengths": [length for *_, length in calls],
     }
+
+
+def _all_checked(raw: Any, count: int, what: str) -> list[dict[str, Any]]:
+    """Return the outcomes of `count` responses, by what the function returned for them."""
+    values = list(raw)
+    if len(values) != count:
+        return [{"fault": f"returned {len(values)} values for {count} {what}"}] * count
+    return [_checked(value) for value in values]
 
 
 def _checked(raw: Any) -> dict[str, Any]:

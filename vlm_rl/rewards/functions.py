@@ -64,13 +64,22 @@ def open_functions(_: str, setup: RewardSetup) -> Iterator[Part]:
             function = CellFunction(own, key, **how, stops_run=stops_run)
         else:
             function = UserFunction(section.path, key=key, **how, stops_run=stops_run)
+        if function.takes_groups and section.role == "accuracy":
+            function.close()
+            raise UserError(
+                f"reward.functions.{name}.role is accuracy, and {section.path} takes all responses to a prompt, of "
+                "which an evaluation may have one: give it the role part, and reward.accuracy=0 where it shall stand "
+                "in for the grader"
+            )
         yield replace(_part(name, section, function, setup), may_fail=True)
 
 
 def _part(name: str, section: RewardPartConfig, function: UserFunction | CellFunction, setup: RewardSetup) -> Part:
     def verdicts(responses: Sequence[GradedResponse]) -> list[PartVerdict]:
         calls = [response.call for response in responses]
-        return [PartVerdict(outcome) for outcome in function.outcomes(calls, is_stopped=setup.is_stopped)]
+        groups = [response.group for response in responses]
+        outcomes = function.outcomes(calls, groups=groups, is_stopped=setup.is_stopped)
+        return [PartVerdict(outcome) for outcome in outcomes]
 
     return Part(name, section, verdicts, abort=function.abort, close=function.close)
 
@@ -83,7 +92,7 @@ class UserFunction:
 
         Args:
             path: the function, as module.name.
-            timeout: seconds that one call may take: for a response, or for a batch where it takes one.
+            timeout: seconds that one call may take: for a response, a prompt's responses or a batch.
             key: the key of the configuration that names it.
             stops_run: whether a failure of the function raises UserError, instead of being the outcome.
         """
@@ -97,11 +106,28 @@ class UserFunction:
         """Return the id of the process."""
         return self._process.pid
 
-    def outcomes(self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False) -> list[Outcome]:
+    @property
+    def takes_groups(self) -> bool:
+        """Tell whether the function takes all responses to a prompt at once."""
+        return self._process.takes_groups
+
+    def outcomes(
+        self,
+        calls: Sequence[Call],
+        *,
+        groups: Sequence[int] = (),
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Outcome]:
         """Return the function's value of each call, in order, or why it has none.
 
-        Once `is_stopped` says so the process is killed, and the values that are missing are 0. A call that ends the
-        process costs itself alone where the function takes one response at a time, otherwise the whole batch.
+        A call that ends the process costs itself alone where the function takes one response at a time, its group
+        where it takes those to one prompt, and otherwise the whole batch.
+
+        Args:
+            calls: the responses.
+            groups: the number of each one's group, those of one behind one another; empty: all are of one.
+            is_stopped: once it says so the process is killed, and the values that are missing are 0.
+
         Raises UserError where the function fails and `stops_run` is set.
         """
 
@@ -117,12 +143,12 @@ class UserFunction:
                 if self._process.has_ended:
                     self._process.close()
                     self._process = _Process(self.path, key=self.key, timeout=self.timeout)
-                self._ask(calls, left, outcomes, has_stopped)
+                self._ask(calls, left, outcomes, has_stopped, groups)
             except _LostError as lost:
                 if has_stopped():
                     break
                 unanswered = [index for index in left if index not in outcomes]
-                for index in unanswered[:1] if self._process.one_at_a_time else unanswered:
+                for index in self._lost_with(unanswered, groups):
                     outcomes[index] = self._fault(calls[index], str(lost), remedy=lost.remedy)
         gave_up = 0.0 if has_stopped() else f"was not called: {_MAX_LOST} calls before it cost the process"
         if has_stopped():
@@ -144,9 +170,11 @@ class UserFunction:
         left: Sequence[int],
         outcomes: dict[int, Outcome],
         is_stopped: Callable[[], bool],
+        groups: Sequence[int],
     ) -> None:
         """Put the outcomes of the calls that are `left` into `outcomes`. Raises _LostError if the process is lost."""
-        self._process.send(_packed([calls[index] for index in left]))
+        numbers = [groups[index] if groups else 0 for index in left]
+        self._process.send({**_packed([calls[index] for index in left]), "groups": numbers})
         for _ in left:
             message = self._process.receive(is_stopped)
             if message is None:
@@ -154,6 +182,14 @@ class UserFunction:
             index = left[message["index"]]
             fault = message.get("fault")
             outcomes[index] = message["value"] if fault is None else self._fault(calls[index], fault)
+
+    def _lost_with(self, unanswered: Sequence[int], groups: Sequence[int]) -> Sequence[int]:
+        """Return the calls that were under way when the process was lost, of those without an answer."""
+        if not self._process.one_at_a_time:
+            return unanswered
+        if not self.takes_groups:
+            return unanswered[:1]
+        return [index for index in unanswered if not groups or groups[index] == groups[unanswered[0]]]
 
     def _fault(self, call: Call, fault: str, *, remedy: str = "fix the function") -> str:
         if self._stops_run:
@@ -175,7 +211,7 @@ class _Process:
     def __init__(self, function: str, *, key: str, timeout: float) -> None:
         """Start it. Raises UserError where the function cannot be imported."""
         self.timeout = timeout
-        self.one_at_a_time = True
+        self.one_at_a_time, self.takes_groups = True, False
         self._connection, theirs = Pipe()
         path = [str(Path(folder).absolute()) for folder in sys.path]
         options = {"path": path, "function": function, "timeout": timeout, "pipe": theirs.fileno()}
@@ -190,7 +226,7 @@ class _Process:
             reply = self._wait(_START_SECONDS, "was not imported", lambda: False) or {}
             if "fault" in reply:
                 raise UserError(f"{key} is {function!r}: {reply['fault']}; give an importable module.function")
-            self.one_at_a_time = reply["one_at_a_time"]
+            self.one_at_a_time, self.takes_groups = reply["one_at_a_time"], reply["takes_groups"]
         except _LostError as lost:
             self.kill()
             raise UserError(f"{key} is {function!r} {lost}: {lost.remedy}, then resume") from None

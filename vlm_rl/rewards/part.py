@@ -43,6 +43,7 @@ class GradedResponse:
     rollout: Rollout
     text: str  # the prompt's prefill and the sampled text
     grade: Grade
+    group: int = 0  # the number of its group among those that are scored together
 
     @property
     def call(self) -> Call:

@@ -120,15 +120,20 @@ class RewardFunction:
                 hint = near(name, known, otherwise=f"its parts are {', '.join(known)}")
                 raise UserError(f"{key} names {name!r}, which is no part of this run's reward: {hint}")
 
-    def score(self, items: Sequence[ScoringItem]) -> list[Reward]:
-        """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
+    def score(self, items: Sequence[ScoringItem], *, groups: Sequence[int] = ()) -> list[Reward]:
+        """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text.
+
+        `groups` has the number of each item's group, whose items are behind one another; empty: all are of one.
+        """
         if not items:
             return []
+        groups = groups or [0] * len(items)
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self._template) for (problem, _, _), text in zip(items, texts, strict=True)]
         grades = self._grader.grade_many(tasks)
         responses = [
-            GradedResponse(*item, text, grade) for item, text, grade in zip(items, texts, grades, strict=True)
+            GradedResponse(*item, text, grade, group)
+            for item, text, grade, group in zip(items, texts, grades, groups, strict=True)
         ]
         verdicts = self._ask([part for part in self._parts if not part.follows_grade], responses)
         if self._accuracy is not None:
@@ -250,6 +255,7 @@ class Scoring:
 
     def _score_waiting(self) -> None:
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        rewards = iter(self._function.score([item for _, items in taken for item in items]))
+        groups = [number for number, (_, items) in enumerate(taken) for _ in items]
+        rewards = iter(self._function.score([item for _, items in taken for item in items], groups=groups))
         for index, items in taken:
             self._rewards[index] = tuple(next(rewards) for _ in items)
