@@ -170,7 +170,7 @@ class FunctionCaller:
 
     def _of_group(self, calls: Sequence[Call], members: Sequence[int]) -> dict[str, Any]:
         problems, *columns = (list(column) for column in zip(*(calls[index] for index in members), strict=True))
-        given = dict(zip(_GROUP_NAMES, (problems[0], *columns), strict=True))
+        given: dict[str, Any] = dict(zip(_GROUP_NAMES, (problems[0], *columns), strict=True))
         return {name: given[name] for name in self._names}
 
     async def _answer_together(self, calls: Sequence[Call], reply: SendReply) -> None:
