@@ -39,7 +39,7 @@ def gemma4_processor(tokenizer_of: Path) -> Any:
     marks = [*NAMED.values(), "<|video|>", TURN, END]
     tokenizer.add_special_tokens({"additional_special_tokens": marks}, replace_extra_special_tokens=False)
     tokenizer._set_model_specific_special_tokens(NAMED)
-    sizes = {"patch_size": PATCH, "pooling_kernel_size": POOLED, "max_soft_tokens": BUDGET}
+    sizes: dict[str, Any] = {"patch_size": PATCH, "pooling_kernel_size": POOLED, "max_soft_tokens": BUDGET}
     return Gemma4Processor(
         Gemma4AudioFeatureExtractor(),
         Gemma4ImageProcessor(**sizes),
@@ -55,7 +55,7 @@ def gemma4_config(text: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in NAMED.items()}
     end = tokenizer.convert_tokens_to_ids(END)
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes = {"patch_size": PATCH, "pooling_kernel_size": POOLED, "position_embedding_size": 256}
+    sizes: dict[str, Any] = {"patch_size": PATCH, "pooling_kernel_size": POOLED, "position_embedding_size": 256}
     return {
         "text_config": {**text, "model_type": "gemma4_text", "eos_token_id": [text["eos_token_id"], end]},
         "vision_config": {**tower, **sizes, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2},
