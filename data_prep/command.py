@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from vlm_rl.config import find_template
 from vlm_rl.data.plain_files import check_plain
 from vlm_rl.errors import UserError
 
@@ -265,6 +264,7 @@ def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
 
 def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder:
     """Return a function that counts a prompt's tokens."""
+    from vlm_rl.config import find_template
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.run.checkpoint_names import resolve_model
     from vlm_rl.templates import TEMPLATES

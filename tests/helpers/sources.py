@@ -25,7 +25,7 @@ def no_phase(name: str) -> AbstractContextManager[None]:
 def sampling_of(config: Config, *, responses: int = 2) -> GroupSampling:
     """Return the parts of a source. Response 1 is right and 0 is wrong; to every third problem both are wrong."""
     reward: Any = SimpleNamespace(
-        score=lambda items: [
+        score=lambda items, **_: [
             Reward({"accuracy": 1.0}, [WRONG, RIGHT][rollout.index if int(problem.id) % 3 else 0])
             for problem, _, rollout in items
         ],

@@ -336,11 +336,11 @@ def test_groups_scored_beside_the_engine_get_the_same_rewards(
     calls: list[int] = []
     others = threading.Event()
 
-    def held_up(items: Sequence[ScoringItem]) -> list[Reward]:
+    def held_up(items: Sequence[ScoringItem], **how: Any) -> list[Reward]:
         if not calls:
             others.wait(60)
         calls.append(len(items))
-        return score(items)
+        return score(items, **how)
 
     score = function.score
     monkeypatch.setattr(function, "score", held_up)

@@ -63,6 +63,8 @@ class Pixtral(TiledVision):
         return {"pixel_values": patches, "image_sizes": torch.as_tensor(encoded["image_sizes"])}
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not vision:
+            return {}
         patches, sizes = vision["pixel_values"], vision["image_sizes"]
         side = patches.shape[-1]
         grids = [(height // side, width // side) for height, width in sizes.tolist()]
