@@ -30,7 +30,7 @@ from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import write_report
-from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
+from vlm_rl.run.difficulty import by_difficulty
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.stats import estimate, running_mean, score_interval, smooth
@@ -559,10 +559,10 @@ def test_accuracy_by_difficulty_is_of_problems_sorted_at_first(tmp_path):
         run.write_eval("set", step, rows, {"accuracy": sum(map(int, counts)) / 8})
     first, second, _ = run.evals("set")
     found = by_difficulty(first, second)
-    assert difficulty_metrics_of("set", found) == {
-        "difficulty/set/never": 0.5,
-        "difficulty/set/sometimes": 0.5,
-        "difficulty/set/always": 0.75,
+    assert {kind: scores.accuracy for kind, scores in found.items()} == {
+        "never": 0.5,
+        "sometimes": 0.5,
+        "always": 0.75,
     }
     (chart,) = (
         c for title, c in Page(write_report([run], tmp_path / "p.html")).charts.items() if "difficulty" in title

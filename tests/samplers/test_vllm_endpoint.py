@@ -42,7 +42,7 @@ def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gene
 
 def test_a_live_question_is_answered_as_the_checkpoint_does(tiny_model: Path, vllm_url: str) -> None:
     """Greedy: the same prompt, pixels and settings give the same text, and the same count."""
-    checkpoint = AskableCheckpoint("tiny", tiny_model, "tiny@0", "think_answer", 3136, 100_352)
+    checkpoint = AskableCheckpoint("tiny", tiny_model, "tiny@0", TEMPLATES["think_answer"], 3136, 100_352)
     cache = ModelCache(partial(load_checkpoint, engine="transformers", max_tokens=64), max_loaded=1)
     backends = (
         CheckpointBackend(checkpoint, cache),

@@ -51,7 +51,7 @@ def stability_section(runs: Sequence[RunCurves]) -> PageSection:
         ]
         for run in logged
     ]
-    head = ["run", "spikes of the gradient norm", "spikes of the loss"]
+    head = ["run", "norm spikes", "loss spikes"]
     return PageSection("Stability", caption, body + _PARTS.table(head, spikes))
 
 

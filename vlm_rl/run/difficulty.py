@@ -12,7 +12,7 @@ the second.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,11 +56,6 @@ def by_difficulty(first: EvalResult, now: EvalResult) -> dict[str, DifficultySco
         for kind in DIFFICULTIES
         if (found := sorted_in[kind])
     }
-
-
-def difficulty_metrics_of(benchmark: str, found: Mapping[str, DifficultyScores]) -> dict[str, float]:
-    """Return the accuracies by the names of metrics.jsonl."""
-    return {f"difficulty/{benchmark}/{kind}": scores.accuracy for kind, scores in found.items()}
 
 
 def _shares(result: EvalResult) -> dict[str, tuple[float, str]]:

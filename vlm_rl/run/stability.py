@@ -88,11 +88,6 @@ class Steadiness:
         """Return how far the last evaluation is below the best; 0 where it is the best."""
         return self.best - self.last
 
-    def metrics(self, benchmark: str) -> dict[str, float]:
-        """Return drop and standard deviation, if known, by the names of metrics.jsonl."""
-        values = {"drop": self.drop, "between_std": self.between_std}
-        return {f"stability/{benchmark}/{name}": value for name, value in values.items() if math.isfinite(value)}
-
 
 def steadiness(accuracies: Sequence[float]) -> Steadiness | None:
     """Return how the evaluations of one set moved, from their accuracies in order; None for fewer than two."""

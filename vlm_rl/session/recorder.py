@@ -17,10 +17,8 @@ from vlm_rl.evaluation.scores import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
-from vlm_rl.run.difficulty import by_difficulty, difficulty_metrics_of
 from vlm_rl.run.rollout_row import TokenLooks, rollout_rows
 from vlm_rl.run.run_log import RunLog
-from vlm_rl.run.stability import steadiness
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
 from vlm_rl.session.alarms import Alarms, evaluation_fell
 from vlm_rl.session.run import Run
@@ -42,7 +40,6 @@ class Recorder:
         self.samples_every = config.log.samples_every
         self.log = RunLog(run.directory.path) if self.is_main else None
         self.last_step = run.step
-        self._has_recorded = False  # a step of this attempt
         self.line = StepLine(total=config.train.steps, start=run.step)
         self.alarms = Alarms([record for record in self.directory.metrics() if record["step"] <= run.step])
 
@@ -77,7 +74,6 @@ class Recorder:
             metrics = {**metrics, **self.alarms.spikes.metrics()}
         self.directory.write_rollouts(step, self.run.attempt, rows)
         self.directory.append_metrics(step, self.run.attempt, metrics)
-        self._has_recorded = True
         for complaint in self.run.complaints():
             self.note(complaint)
         self.log_line(self.line.done(step, metrics))
@@ -88,8 +84,8 @@ class Recorder:
             sample_table(rows, asked, step=step)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics to a step that this attempt has recorded; they would hide those of an earlier attempt."""
-        if self.is_main and self._has_recorded:
+        """Add metrics to a step that is recorded already."""
+        if self.is_main:
             self.directory.append_metrics(step, self.run.attempt, metrics)
 
     def log_line(self, text: str) -> None:
@@ -115,13 +111,10 @@ class Recorder:
             self.note(text)
 
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
-        """Print the line of one evaluation, and one that it fell. Record how the set's evaluations moved."""
+        """Print the line of one evaluation, and one that it fell."""
         self.note(f"step {step}  {score_line(benchmark, summary)}")
         if self.is_main:
             results = [result for result in self.directory.evals(benchmark) if result.step <= step]
-            if (moved := steadiness([result.summary["accuracy"] for result in results])) is not None:
-                found = by_difficulty(results[0], results[-1])
-                self.add_metrics(step, moved.metrics(benchmark) | difficulty_metrics_of(benchmark, found))
             if (line := evaluation_fell(results)) is not None:
                 self.note(line)
 
