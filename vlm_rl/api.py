@@ -213,7 +213,8 @@ def evaluate(
     parser = ArgumentParser()
     add_eval(parser.add_subparsers())
     options = parser.parse_args(["eval"])
-    known = {name for name in vars(options) if name not in ("command", "output", "model", "data", "out")}
+    others = ("command", "output", "model", "data", "out")
+    known = {name for name in vars(options) if name not in others and not name.startswith("endpoint")}
     for name, value in settings.items():
         if name not in known:
             hint = near(name, known, otherwise=f"known are {', '.join(sorted(known))}")

@@ -5,13 +5,12 @@ vlm-rl demo runs/a --endpoint teacher=http://127.0.0.1:8000/v1,Qwen2.5-VL-7B --e
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, check_address, read_key
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, check_address, image_part, read_key
 from vlm_rl.chat_endpoint.stream import StreamedReply, stream
 from vlm_rl.data.images import decode_image, encode_png, fit_to_grid
 from vlm_rl.demo.live.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, split_growing
@@ -123,8 +122,7 @@ def body_of(question: LiveQuestion, settings: AskSettings, *, model: str, system
     if question.image is not None:
         image = decode_image(question.image, where="the picture")
         fitted = fit_to_grid(image, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS)
-        address = f"data:image/png;base64,{base64.b64encode(encode_png(fitted)).decode()}"
-        content.append({"type": "image_url", "image_url": {"url": address}})
+        content.append(image_part(encode_png(fitted)))
     content.append({"type": "text", "text": question.text.replace(IMAGE_MARKER, "").strip()})
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     return {

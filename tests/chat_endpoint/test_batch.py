@@ -17,7 +17,7 @@ from tests.helpers.chat_server import REPLY, ChatServer, chat_server
 from tests.helpers.served import free_port
 from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
 from vlm_rl.chat_endpoint.cache import ReplyCache, key_of
-from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Completion, Timeouts
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +168,13 @@ def test_a_cache_of_an_older_version_is_read(tmp_path: Path, server: ChatServer)
 
 def _write(folder: Path, key: str, text: str) -> None:
     for _ in range(200):
-        ReplyCache(folder).put(key, text)
+        ReplyCache(folder).put(key, Completion(text, 3, 4))
 
 
 def test_two_writers_leave_a_whole_reply(tmp_path: Path) -> None:
     """A reader beside them sees a whole reply at any time."""
     key, texts = key_of("u", {}), ("a" * 50_000, "b" * 50_000)
-    ReplyCache(tmp_path).put(key, texts[0])
+    ReplyCache(tmp_path).put(key, Completion(texts[0], 3, 4))
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write, args=(tmp_path, key, text)) for text in texts]
     for writer in writers:
@@ -182,16 +182,17 @@ def test_two_writers_leave_a_whole_reply(tmp_path: Path) -> None:
     seen = set()
     while any(writer.is_alive() for writer in writers):
         seen.add(ReplyCache(tmp_path).get(key))
-    assert seen and seen <= set(texts)
+    assert seen and seen <= {Completion(text, 3, 4) for text in texts}
     assert files_of(tmp_path) == [f"{key}.json"]
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"key": ', b"[]", b'{"key": "x", "text": "y"}', b"\xff", b"[" * 100_000])
 def test_a_damaged_reply_is_asked_for_again(tmp_path: Path, damage: bytes) -> None:
     cache, key = ReplyCache(tmp_path), key_of("u", {})
-    cache.put(key, "text")
+    whole = Completion("text", 3, 4, "thought", "length")
+    cache.put(key, whole)
     (file,) = tmp_path.rglob("*.json")
     file.write_bytes(damage)
     assert cache.get(key) is None
-    cache.put(key, "text")
-    assert cache.get(key) == "text"
+    cache.put(key, whole)
+    assert cache.get(key) == whole

@@ -133,7 +133,7 @@ def test_a_redirect_is_not_followed_and_no_proxy_is_used(server: ChatServer, mon
     with pytest.raises(EndpointError, match="answered 307"):
         complete(endpoint_of(server.url("redirect")))
     assert len(server.asked) == before + 1
-    assert complete(endpoint_of(server.url("good"))) == Completion(REPLY, 11, 5)
+    assert complete(endpoint_of(server.url("good"))) == Completion(REPLY, 11, 5, finish="stop")
 
 
 def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

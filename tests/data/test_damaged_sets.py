@@ -14,7 +14,7 @@ from vlm_rl.config import DataConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, contaminated_sources, load_eval_sets, load_training_sets
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.command import Origin, _open_set
+from vlm_rl.evaluation.sets import Origin, open_set
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.templates import TEMPLATES
 
@@ -63,7 +63,7 @@ def used_by_training(path: Path, builder: PromptBuilder, grader: Grader) -> None
 def test_the_whole_set_passes(whole: Path, builder: PromptBuilder, grader: Grader) -> None:
     used_by_training(whole, builder, grader)
     assert len(load_eval_sets(DataConfig(train=["x"], eval=[str(whole)]))["whole"]) == 18
-    assert len(_open_set(whole, OPTIONS, ORIGIN).problems) == 18
+    assert len(open_set(whole, OPTIONS, ORIGIN).problems) == 18
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -76,7 +76,7 @@ def test_a_damaged_set_is_refused_by_name_or_used(
     for use in (
         lambda: used_by_training(folder, builder, grader),
         lambda: load_eval_sets(DataConfig(train=["x"], eval=[str(folder)])),
-        lambda: _open_set(folder, OPTIONS, ORIGIN),
+        lambda: open_set(folder, OPTIONS, ORIGIN),
     ):
         try:
             use()

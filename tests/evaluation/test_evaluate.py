@@ -32,7 +32,6 @@ from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
-from vlm_rl.evaluation.command import _stopping
 from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
@@ -40,6 +39,7 @@ from vlm_rl.evaluation.records import grade_groups
 from vlm_rl.evaluation.results_folder import refuse_another_model
 from vlm_rl.evaluation.resume import answer_settings, changed_settings, data_digest
 from vlm_rl.evaluation.scores import score_line, summarise
+from vlm_rl.evaluation.sets import stopping
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.rewards.accuracy import AccuracyPart
 from vlm_rl.rewards.reward import open_accuracy
@@ -312,7 +312,7 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
 )
 def test_ctrl_c_says_what_is_kept(sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, said) -> None:
     records = run_evaluation(sampler, builder, grader, samples=1).records
-    with pytest.raises(KeyboardInterrupt), _stopping(tmp_path, 6):
+    with pytest.raises(KeyboardInterrupt), stopping(tmp_path, 6):
         with Journal.open(tmp_path / "eval/.set-000000-0.jsonl", {"seed": 0}) as journal:
             journal.add([[record] for record in records[:answered]])
         raise KeyboardInterrupt

@@ -139,6 +139,23 @@ class Handler(BaseHTTPRequestHandler):
         text = r"$\href{javascript:window.pwned=1}{x}$ <a href='javascript:window.pwned=1'>y</a> \boxed{<b>7</b>} "
         self._stream(*torn, last, "nk>", text + attack("endpoint-answer"), pause=0.05)
 
+    def do_box(self) -> None:
+        """Answer how many pictures there are, in a box; think for ever where there is none."""
+        content = self.body["messages"][-1]["content"]
+        pictures = sum(part["type"] == "image_url" for part in content)
+        if pictures:
+            text = f"<answer>\\boxed{{{pictures}}}</answer>"
+            self._whole(text, usage={"completion_tokens": 7}, reasoning="I count")
+        else:
+            self._whole(None, usage={"completion_tokens": 9}, reasoning="hm", finish="length")
+
+    def do_box_twice(self) -> None:
+        """Answer two requests, and be broken from then on."""
+        if len(self.server.asked) <= 2:
+            self.do_box()
+        else:
+            self.do_broken()
+
     # -- faults ------------------------------------------------------------------------------------------
 
     def do_counts(self) -> None:
@@ -272,8 +289,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _whole(self, text: str | None, *, usage: dict[str, int] | None = None) -> None:
-        self._json(200, {"choices": [{"message": {"content": text}}], "usage": usage})
+    def _whole(
+        self, text: str | None, *, usage: dict[str, int] | None = None, reasoning: str = "", finish: str = "stop"
+    ) -> None:
+        message = {"content": text, **({"reasoning_content": reasoning} if reasoning else {})}
+        self._json(200, {"choices": [{"message": message, "finish_reason": finish}], "usage": usage})
 
     def _stream(self, *pieces: str, usage: dict[str, int] | None = None, pause: float = 0.0) -> None:
         self._start("text/event-stream")

@@ -36,9 +36,14 @@ COSTS: tuple[str, ...] = ("requests", "cached", "prompt_tokens", "completion_tok
 class BatchReply:
     """What came back for one request, and what that took."""
 
-    text: str | None = None
-    failure: str = ""  # why there is no text; empty where the batch was stopped before
+    completion: Completion | None = None
+    failure: str = ""  # why there is none; empty where the batch was stopped before
     cost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
+
+    @property
+    def text(self) -> str | None:
+        """Return what was said."""
+        return None if self.completion is None else self.completion.text
 
 
 class BatchClient:
@@ -52,6 +57,7 @@ class BatchClient:
         concurrency: int = 16,
         retries: int = 3,
         tokens_setting: str = "the judge's token limit",
+        takes_cut: bool = False,
     ) -> None:
         """Take the settings.
 
@@ -61,11 +67,12 @@ class BatchClient:
             concurrency: requests at the same time.
             retries: further attempts after a failure that may pass.
             tokens_setting: what the user calls the limit of a reply's tokens, for the message.
+            takes_cut: whether a reply may hold no text where the limit of its tokens ended it.
         """
         self.endpoint = endpoint
         self._cache = ReplyCache(cache)
         self._concurrency, self._retries = concurrency, retries
-        self._tokens_setting = tokens_setting
+        self._tokens_setting, self._takes_cut = tokens_setting, takes_cut
         self._is_aborted = False
 
     def ask(
@@ -113,7 +120,7 @@ class BatchClient:
                 reply.failure = f"{asked}: {batch.failures} requests in a row had failed"
                 continue
             try:
-                reply.text = await self._answer(http, body, reply.cost, batch)
+                reply.completion = await self._answer(http, body, reply.cost, batch)
                 batch.failures = 0
             except EndpointError as error:
                 reply.failure = str(error)
@@ -121,20 +128,19 @@ class BatchClient:
 
     async def _answer(
         self, http: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int], batch: _Batch
-    ) -> str:
+    ) -> Completion:
         key = key_of(self.endpoint.url, body)
         async with batch.locks[key]:  # of equal requests, one is sent
-            text = self._cache.get(key)
-            if text is not None:
+            if (kept := self._cache.get(key)) is not None:
                 cost["cached"] = 1
-                return text
+                return kept
             completion = await self._complete(http, body, cost)
             cost.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
-            if not completion.text.strip():
+            if not completion.text.strip() and not (self._takes_cut and completion.finish == "length"):
                 empty = f"{self.endpoint.called}'s reply holds no text"
                 raise EndpointError(f"{empty}; a reasoning model may need more {self._tokens_setting}")
-            self._cache.put(key, completion.text)
-            return completion.text
+            self._cache.put(key, completion)
+            return completion
 
     async def _complete(self, http: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int]) -> Completion:
         for attempt in range(self._retries + 1):

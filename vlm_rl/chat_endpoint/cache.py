@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from vlm_rl.chat_endpoint.client import Completion
 from vlm_rl.json_object import read_object
+
+_CHECK = TypeAdapter(Completion)
 
 
 def key_of(url: str, body: dict[str, Any]) -> str:
@@ -26,21 +32,20 @@ class ReplyCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, key: str) -> str | None:
-        """Return the stored text of a reply, or None."""
+    def get(self, key: str) -> Completion | None:
+        """Return a stored reply, or None. Of those that were stored by older versions only the text is known."""
         try:
-            tree = read_object(self._file(key).read_bytes())
-            text = tree["text"] if tree["key"] == key else None
-        except (OSError, ValueError, KeyError):
+            data = self._file(key).read_bytes()
+            return _CHECK.validate_json(data, strict=True) if read_object(data)["key"] == key else None
+        except (OSError, ValueError, KeyError):  # a ValidationError is a ValueError
             return None
-        return text if isinstance(text, str) else None
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a reply. Raises OSError where the disk does not take it."""
+    def put(self, key: str, completion: Completion) -> None:
+        """Store a reply. Raises OSError where the disk does not take it."""
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{key}.{secrets.token_hex(8)}.tmp")  # other nodes may have this process's id
-        temporary.write_text(json.dumps({"key": key, "text": text}))
+        temporary.write_text(json.dumps({"key": key, **asdict(completion)}))
         temporary.replace(file)
 
     def _file(self, key: str) -> Path:

@@ -12,6 +12,7 @@ are not followed, and no proxy or password of the environment is used. The key i
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -30,6 +31,7 @@ MAX_BYTES = 2**20  # of a reply that comes as one JSON object
 _MAX_SHOWN = 300  # characters of the server's words in a message
 _MAY_PASS = frozenset((408, 409, 425, 429))  # statuses of a server that is busy; those from 500 on too
 _REFUSALS = frozenset((400, 422))
+_IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))
 
 
 class EndpointError(Exception):
@@ -66,6 +68,8 @@ class Completion:
     text: str  # may be empty
     prompt_tokens: int = 0  # as the server counts
     completion_tokens: int = 0
+    reasoning: str = ""  # that a server sends apart from the text
+    finish: str = ""  # why it ended, in the server's words: "length" where it was cut off
 
 
 def read_key(variable: str, *, setting: str) -> str:
@@ -95,6 +99,13 @@ def check_address(url: str, *, setting: str, key_setting: str) -> None:
             f"{setting} is not a plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an "
             f"environment variable, see {key_setting}"
         )
+
+
+def image_part(data: bytes) -> dict[str, Any]:
+    """Return an image of a prepared set, a PNG, JPEG or WEBP, as a part of a message's content."""
+    kind = next(name for start, name in _IMAGE_TYPES if data.startswith(start))
+    address = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": address}}
 
 
 class ChatEndpoint:
@@ -176,13 +187,15 @@ class ChatEndpoint:
             raise EndpointError(f"{self.called} sent {shown}, not application/json")
         try:
             tree = read_object(data)
-            text = tree["choices"][0]["message"]["content"]
+            message, finish = tree["choices"][0]["message"], tree["choices"][0].get("finish_reason")
+            text, reasoning = message["content"], message.get("reasoning_content") or message.get("reasoning")
             usage = tree.get("usage") or {}
             counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise EndpointError(f"{self.called}'s reply is not a chat completion") from None
         tokens = (count if is_count(count) else 0 for count in counts)
-        return Completion(self.masked(text) if isinstance(text, str) else "", *tokens)
+        texts = [self.masked(part) if isinstance(part, str) else "" for part in (text, reasoning, finish)]
+        return Completion(texts[0], *tokens, *texts[1:])
 
     async def models(self, http: httpx.AsyncClient) -> list[str]:
         """Return the names of the models that the server lists; [] where it keeps no list.
@@ -199,6 +212,33 @@ class ChatEndpoint:
             if error.status:
                 return []
             raise
+
+    def model_named(self, name: str, *, setting: str) -> str:
+        """Return the name of the model to ask, once the server has listed those that it has.
+
+        Args:
+            name: of the model; "" takes the only one that the server has.
+            setting: what the user calls this name, for the messages.
+
+        Raises UserError where no server answers, for a name that it does not list, and where it has several or none.
+        """
+
+        async def listed() -> list[str]:
+            async with self.connected() as http:
+                return await self.models(http)
+
+        try:
+            served = asyncio.run(listed())
+        except EndpointError as error:
+            raise UserError(f"{self.url}: no server answers ({error}); start it, or correct the address") from None
+        if name and (name in served or not served):  # not every server lists its models
+            return name
+        shown = ", ".join(served[:8])
+        if name:
+            raise UserError(f"{setting} is {name!r}; {self.url} serves {shown}")
+        if len(served) != 1:
+            raise UserError(f"{setting} is missing; {self.url} serves {shown or 'no list of models'}")
+        return served[0]
 
     def masked(self, text: str) -> str:
         """Return a text of the server's without the key, which it may send back."""

@@ -25,6 +25,7 @@ def add_eval(commands: Commands) -> None:
         "eval protocols",
         description=EXPERIMENTAL_COMMAND,
         usage="vlm-rl eval --model FOLDER --data SET [SET ...] --out FOLDER [options]\n"
+        "       vlm-rl eval --endpoint URL --data SET [SET ...] --out FOLDER [options]\n"
         "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
         "       vlm-rl eval export RECORDS --to FORMAT --out FILE\n"
         "       vlm-rl eval protocols",
@@ -56,7 +57,7 @@ def add_eval(commands: Commands) -> None:
     evaluate.add_argument(
         "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
     )
-    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
+    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated or asked for at a time")
     help_tensor_parallel = (
         "how many neighbouring ranks of torchrun form one vLLM engine, for a model beyond one card; "
         f"more than 1: {EXPERIMENTAL}"
@@ -77,6 +78,7 @@ def add_eval(commands: Commands) -> None:
     )
     evaluate.add_argument("--reward", type=Path, metavar="FILE", help=help_reward)
     add_judge_options(evaluate)
+    _add_endpoint_options(evaluate)
     add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)
     actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
@@ -86,8 +88,24 @@ def add_eval(commands: Commands) -> None:
     protocols.set_defaults(command=_eval_protocols)
 
 
+def _add_endpoint_options(evaluate: argparse.ArgumentParser) -> None:
+    endpoint = evaluate.add_argument_group("a served or closed model, in the place of --model")
+    help_endpoint = "measure what this OpenAI-compatible endpoint (up to /v1) serves"
+    endpoint.add_argument("--endpoint", metavar="URL", help=help_endpoint)
+    help_name = "its name there; not needed where there is only one"
+    endpoint.add_argument("--endpoint-model", metavar="NAME", default="", help=help_name)
+    help_key = "the environment variable that holds the API key"
+    endpoint.add_argument("--endpoint-key-env", metavar="VARIABLE", default="", help=help_key)
+    help_extra = 'more for each request, such as \'{"reasoning_effort": "high"}\'; null takes one of ours out'
+    endpoint.add_argument("--endpoint-extra", metavar="JSON", default="", help=help_extra)
+    endpoint.add_argument("--endpoint-timeout", type=float, default=600.0, help="seconds of a request")
+
+
 def _eval(options: argparse.Namespace) -> None:
     refuse_bare_srun()
+    if options.endpoint is not None:
+        _eval_served(options)
+        return
     from vlm_rl.session.preflight import preflight_eval
 
     for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without
@@ -101,6 +119,15 @@ def _eval(options: argparse.Namespace) -> None:
 
     with advised(eval_memory_advice):
         evaluate_sets(options)
+
+
+def _eval_served(options: argparse.Namespace) -> None:
+    from vlm_rl.evaluation.served import evaluate_served
+
+    for name in ("data", "out"):
+        if getattr(options, name) is None:
+            raise UserError(f"--{name} is missing; vlm-rl eval --endpoint needs --data and --out")
+    evaluate_served(options)
 
 
 def _add_eval_compare(actions: Commands) -> None:

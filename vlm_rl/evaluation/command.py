@@ -12,50 +12,40 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from vlm_rl.config import (
     LARGEST_ENGINE_SHARE,
     Config,
     EnvironmentConfig,
     RolloutConfig,
-    check_benchmark_name,
     load_config,
     parse_config,
 )
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
-from vlm_rl.data.sets import read_manifest as read_set_manifest
+from vlm_rl.data.sets import check_patch_size
 from vlm_rl.devices import model_dtype
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, rank, share
-from vlm_rl.environments.host import open_host
-from vlm_rl.errors import StoppedError, UserError
-from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks
+from vlm_rl.environments.host import EpisodeHost, open_host
+from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import num_answered, refuse_another_model, refuse_existing, results_folder
+from vlm_rl.evaluation.results_folder import refuse_another_model, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
     answer_settings,
-    changed_settings,
     digest,
-    evaluate_into,
-    journal_path,
 )
 from vlm_rl.evaluation.scores import score_line
+from vlm_rl.evaluation.sets import EvalSet, Origin, answer_set, open_judge_of, open_sets, stopping, unanswered
 from vlm_rl.evaluation.settings import (
-    SetSettings,
     check_options,
     choose_environment,
-    choose_settings,
     run_of,
-    split_note,
 )
 from vlm_rl.grading.grader import Grader
 from vlm_rl.model_files.hub_models import hub_name
@@ -67,33 +57,10 @@ from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.configurations import check_same
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import MANIFEST, read_manifest
-from vlm_rl.run.terminal import make_console, progress
+from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import check_loaded, make_sampler
 from vlm_rl.samplers.tags import settle_tags
-from vlm_rl.types import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class EvalSet:
-    """A prepared set to answer."""
-
-    path: Path
-    name: str  # of its folder below eval/
-    problems: Sequence[Problem]
-    min_pixels: int  # its images were brought between these
-    max_pixels: int
-    how: SetSettings
-    note: str  # on its split
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What the model's folder says about its training."""
-
-    step: int  # rollout steps of training; 0 for a model that is not a checkpoint of ours
-    contaminated: Sequence[str]  # benchmarks that it was trained on
-    run: Config | None  # of the training run, where it is a checkpoint of one
 
 
 def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
@@ -108,8 +75,9 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     origin = read_origin(options.model)
     device = init_ranks()
     _check_alike(options)
-    sets = _open_sets(options, origin)
-    judge_model = _judge_model(options, sets)
+    sets = open_sets(options, origin)
+    refuse_another_model(options.out, options.model, origin.run)
+    judge_model = open_judge_of(options, sets)
     environment, shown_pixels = choose_environment(options.environment, origin.run)
     builder = PromptBuilder(
         options.model,
@@ -143,7 +111,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         folder as results,
         Grader() as grader,
         ExitStack() as opened,
-        _stopping(options.out, sum(len(item.problems) for item in sets)),
+        stopping(options.out, sum(len(item.problems) for item in sets)),
     ):
         judgings = {
             item.name: Judging(
@@ -167,19 +135,20 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             settle_tags(builder, sampler, context=context, seed=options.seed)
             if builder.tags_note:
                 make_console().print(builder.tags_note, soft_wrap=True)
-            asked = {
-                item.name: _with_host(_asking(item, options, origin, builder, sampler), environment, grader, opened)
-                for item in sets
-            }
+            asked: dict[str, Asking] = {}
+            for item in sets:
+                own = builder.with_template(item.how.template)
+                host = _open_host(environment, own, grader, opened)
+                asked[item.name] = _asking(item, options, origin, own, sampler, host)
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
-            for eval_set, settings in _unanswered(results, sets, settings_of, origin):
+            for eval_set, settings in unanswered(results, sets, settings_of, origin):
                 make_console().print(eval_set.how.line(eval_set.name))
                 if eval_set.note:
                     make_console().print(f"{eval_set.name}: {eval_set.note}")
                 if part := settings["accuracy_part"]:
                     make_console().print(f"{eval_set.name}: reward.{part['name']} decides what is right")
                 how = asked[eval_set.name], judgings[eval_set.name]
-                summary = _answer(eval_set, *how, options, results, settings)
+                summary = answer_set(eval_set, *how, options, results, settings)
                 make_console().print(score_line(eval_set.name, summary))
                 for line in judge_lines(summary):
                     make_console().print(line)
@@ -199,50 +168,34 @@ def _check_alike(options: argparse.Namespace) -> None:
 
 
 def _asking(
-    eval_set: EvalSet, options: argparse.Namespace, origin: Origin, builder: PromptBuilder, sampler: Sampler
+    eval_set: EvalSet,
+    options: argparse.Namespace,
+    origin: Origin,
+    builder: PromptBuilder,
+    sampler: Sampler,
+    host: EpisodeHost | None,
 ) -> Asking:
     how = eval_set.how
     return Asking(
-        builder.with_template(how.template),
+        builder,
         sampler,
         how.params,
         seed=options.seed,
         step=origin.step,
         images=options.images,
         prompt=how.prompt,
+        host=host,
     )
 
 
-def _with_host(asking: Asking, environment: EnvironmentConfig, grader: Grader, opened: ExitStack) -> Asking:
-    """Return how a set is asked, with what answers between turns, if anything does."""
-    host = open_host(environment, asking.builder, grader)
-    if host is None:
-        return asking
-    opened.callback(host.close)
-    return replace(asking, host=host)
-
-
-def _answer(
-    eval_set: EvalSet,
-    asking: Asking,
-    judging: Judging,
-    options: argparse.Namespace,
-    results: RunDirectory,
-    settings: AnswerSettings,
-) -> dict[str, Any]:
-    """Answer one set with a progress bar, write its result and return its summary."""
-    with progress(f"evaluating {eval_set.name}", total=len(share(eval_set.problems))) as advance:
-        return evaluate_into(
-            results,
-            eval_set.name,
-            eval_set.problems,
-            asking,
-            judging,
-            settings=settings,
-            about={"protocol": eval_set.how.sources, "split_note": eval_set.note},
-            batch_size=max(1, options.batch_size // asking.params.responses),
-            advance=advance,
-        )
+def _open_host(
+    environment: EnvironmentConfig, builder: PromptBuilder, grader: Grader, opened: ExitStack
+) -> EpisodeHost | None:
+    """Open what answers between the turns of a set, if anything does."""
+    host = open_host(environment, builder, grader)
+    if host is not None:
+        opened.callback(host.close)
+    return host
 
 
 def _open_accuracy(
@@ -305,122 +258,10 @@ def read_origin(model: Path) -> Origin:
     return Origin(step=manifest.step, contaminated=contaminated, run=config)
 
 
-def _judge_model(options: argparse.Namespace, sets: Sequence[EvalSet]) -> JudgeModel | None:
-    """Return the judge of --judge, if there is one."""
-    known = [benchmark for item in sets if (benchmark := benchmark_of(item.problems)) is not None]
-    return open_judge(
-        options.judge,
-        name=options.judge_model,
-        key_env=options.judge_key_env,
-        cache=options.judge_cache or options.out / "judge_cache",
-        mode=sets[0].how.mode,
-        benchmarks=known,
-    )
-
-
 def _fitted(sets: Sequence[EvalSet], builder: PromptBuilder, prompt_tokens: int) -> list[EvalSet]:
     """Return the sets; where a default of the longest response is too long for the model, with what fits."""
     room = context_of(builder.config) - prompt_tokens
     return [replace(item, how=item.how.fitted(room)) for item in sets]
-
-
-def _open_set(path: Path, options: argparse.Namespace, origin: Origin) -> EvalSet:
-    problems = load_set(path)
-    if not problems:
-        raise UserError(f"{path}: the set is empty; prepare it again")
-    check_runnable(path, problems)
-    recorded = read_set_manifest(path)
-    name = check_benchmark_name(path.resolve().name)
-    benchmark = benchmark_of(problems)
-    note = ""
-    if benchmark is not None:
-        note = split_note(benchmark.protocol, recorded.get("options", {}).get("split") or benchmark.files.splits[0])
-    return EvalSet(
-        path=path,
-        name=name if options.images == "real" else f"{name}-{options.images}",
-        problems=problems,
-        min_pixels=recorded.get("min_pixels", 3136),
-        max_pixels=recorded.get("max_pixels", 1_003_520),
-        how=choose_settings(options, benchmark, origin.run),
-        note=note,
-    )
-
-
-def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
-    """Open the sets to answer. Raises UserError for sets that cannot be answered, or not by this model."""
-    sets = [_open_set(path, options, origin) for path in options.data]
-    names = [eval_set.name for eval_set in sets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(
-            f"--data names two sets called {repeated[0]!r}: their results would overwrite each other; rename one"
-        )
-    for eval_set in sets:
-        refuse_contaminated(eval_set.path, eval_set.problems, origin.contaminated)
-        if eval_set.how.mode == "official" and benchmark_of(eval_set.problems) is None:
-            raise UserError(
-                f"{eval_set.path}: --mode official needs problems of one known benchmark; use --mode strict"
-            )
-    refuse_existing(options.out, names, origin.step)
-    refuse_another_model(options.out, options.model, origin.run)
-    return sets
-
-
-def _unanswered(
-    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[AnswerSettings], origin: Origin
-) -> list[tuple[EvalSet, AnswerSettings]]:
-    """Return the sets without a result; those that a stopped run of the same command finished are kept and printed.
-
-    Raises UserError where there is a result of different settings.
-    """
-    left = []
-    for eval_set, settings in zip(sets, asked, strict=True):
-        result = next((result for result in results.evals(eval_set.name) if result.step == origin.step), None)
-        if result is None:
-            left.append((eval_set, settings))
-            continue
-        if changed := changed_settings(result.summary, settings):
-            raise UserError(
-                f"{results.path} has a result of {eval_set.name} at step {origin.step} with a different "
-                f"{', '.join(changed)}: choose a different --out, or remove that result"
-            )
-        make_console().print(f"kept: {score_line(eval_set.name, result.summary)}")
-        journal_path(results, eval_set.name, origin.step).unlink(missing_ok=True)
-    barrier()  # no rank writes before all have looked
-    return left
-
-
-@contextmanager
-def _stopping(out: Path, num_problems: int) -> Iterator[None]:
-    """End on SIGTERM with errors.EXIT_STOPPED, with everything closed, and say on Ctrl-C too what is kept.
-
-    Args:
-        out: the results folder, whose journals hold the finished problems.
-        num_problems: of all sets.
-    """
-
-    def stop(*_: object) -> None:
-        print("stopped by SIGTERM; the same command continues where it was", flush=True)
-        raise StoppedError
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if rank() == 0:
-            print(_kept_text(out, num_problems), flush=True)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _kept_text(out: Path, num_problems: int) -> str:
-    kept = num_answered(out)
-    if not kept:
-        return f"stopped by Ctrl-C; none of {num_problems:,} problems was answered yet: the same command begins anew"
-    return (
-        f"stopped by Ctrl-C; {kept:,} answered of {num_problems:,} problems are kept in {out / 'eval'}: the same "
-        "command continues with the others"
-    )
 
 
 def _configuration(options: argparse.Namespace) -> Config:

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, gather_shares, share
 from vlm_rl.environments.host import EpisodeHost
 from vlm_rl.errors import UserError
@@ -40,8 +39,9 @@ from vlm_rl.evaluation.scores import scores_of_benchmark, summarise
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.run.eval_record import EvalRecord
-from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.templates import Template
 from vlm_rl.types import Problem, Prompt, Rollout
 
 Records = dict[str, list[EvalRecord]]  # problem id -> its responses
@@ -55,12 +55,36 @@ class Evaluation:
     summary: dict[str, Any]  # plain JSON; `summarise` and `evaluate` say what it holds
 
 
+class PromptWriter(Protocol):
+    """What an evaluation needs of a PromptBuilder."""
+
+    @property
+    def template(self) -> Template: ...
+    @property
+    def min_pixels(self) -> int: ...
+    @property
+    def max_pixels(self) -> int: ...
+    def build(self, problem: Problem) -> Prompt: ...
+
+
+class Answerer(Protocol):
+    """What an evaluation needs of a Sampler."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def policy_version(self) -> int: ...
+    def generate(self, request: SampleRequest) -> list[list[Rollout]]: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Asking:
     """How problems are asked."""
 
-    builder: PromptBuilder
-    sampler: Sampler
+    builder: PromptWriter
+    sampler: Answerer
     params: SamplingParams  # with k responses to each problem: the k of avg@k
     seed: int
     step: int

@@ -20,7 +20,6 @@ from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import vllm_version
 from vlm_rl.types import Problem
 
@@ -49,7 +48,7 @@ def answer_settings(problems: Sequence[Problem], asking: Asking, judging: Judgin
         "max_pixels": builder.max_pixels,
         "grader_version": GRADER_VERSION,
         "accuracy_part": accuracy.settings if accuracy else None,
-        "versions": _versions(sampler),
+        "versions": _versions(sampler.name),
         **({} if asking.host is None else {"environment": asking.host.facts}),
     }
 
@@ -111,8 +110,8 @@ def data_digest(problems: Sequence[Problem]) -> str:
     return digest(*(row.encode() for row in sorted(rows)))
 
 
-def _versions(sampler: Sampler) -> dict[str, str]:
-    engine = {"vllm": vllm_version()} if sampler.name == "vllm" else {}
+def _versions(sampler: str) -> dict[str, str]:
+    engine = {"vllm": vllm_version()} if sampler == "vllm" else {}
     return {name: version(name) for name in _LIBRARIES} | engine
 
 

@@ -8,14 +8,13 @@ Each response gets a value from 0 to 1 or the reason why it has none. vlm_rl.cha
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
-from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, read_key
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, image_part, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
 from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
@@ -29,7 +28,6 @@ _OUT_OF = r"\**(?:\s*/\s*|\s+(?i:(?:out\s+)?of(?:\s+(?:an?|the|possible|maximum|
 _SCORE = re.compile(rf"(?<![\w.])({_NUMBER})(?:{_OUT_OF}({_NUMBER}))?(?![\w])")
 _JSON_SCORE = re.compile(rf'"score"\s*:\s*({_NUMBER})\s*[,}}]')
 _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
-_IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))
 
 
 def open_judge(name: str, setup: RewardSetup) -> Iterator[Part]:
@@ -113,19 +111,13 @@ class Judge:
         prompt = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._prompt)
         content: Any = prompt
         if config.images and problem.images:
-            content = [_image_part(data) for data in problem.images] + [{"type": "text", "text": prompt}]
+            content = [image_part(data) for data in problem.images] + [{"type": "text", "text": prompt}]
         return {
             "model": config.model,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": config.max_tokens,
             "temperature": config.temperature,
         }
-
-
-def _image_part(data: bytes) -> dict[str, Any]:
-    kind = next(name for start, name in _IMAGE_TYPES if data.startswith(start))  # a prepared set holds no other
-    address = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    return {"type": "image_url", "image_url": {"url": address}}
 
 
 def _read_prompt(path: Path) -> str:

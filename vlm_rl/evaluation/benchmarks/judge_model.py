@@ -8,13 +8,12 @@ Equal requests are sent once, and replies are kept on the disk by server, model,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlm_rl.chat_endpoint.batch import COSTS, BatchClient
-from vlm_rl.chat_endpoint.client import ChatEndpoint, EndpointError, Timeouts, check_address, read_key
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, check_address, read_key
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
@@ -53,25 +52,7 @@ class JudgeModel:
         self._endpoint = ChatEndpoint(url, key=key, called="the judge", timeouts=_TIMEOUTS)
         self._batch = BatchClient(self._endpoint, cache=cache)
         self.cost = dict.fromkeys(COSTS, 0)
-        self.name = self._known(name, asyncio.run(self._models()))
-
-    async def _models(self) -> list[str]:
-        try:
-            async with self._endpoint.connected() as http:
-                return await self._endpoint.models(http)
-        except EndpointError as error:
-            url = self._endpoint.url
-            raise UserError(f"{url}: no server answers ({error}); start it, or correct the address") from None
-
-    def _known(self, name: str, served: Sequence[str]) -> str:
-        shown = ", ".join(served[:8])
-        if name and (name in served or not served):  # not every server lists its models
-            return name
-        if name:
-            raise UserError(f"--judge-model is {name!r}; {self._endpoint.url} serves {shown}")
-        if len(served) != 1:
-            raise UserError(f"--judge-model is missing; {self._endpoint.url} serves {shown or 'no list of models'}")
-        return served[0]
+        self.name = self._endpoint.model_named(name, setting="--judge-model")
 
     def judgements(self, benchmark: Benchmark, answered: Sequence[tuple[Problem, Response]]) -> list[Judgement]:
         """Return the verdicts on responses, in their order; one that the judge gives no verdict on is an error.
