@@ -127,7 +127,10 @@ def test_a_resume_may_change_what_the_page_lists_and_nothing_else() -> None:
         "overlap_comm": True,
     }
     sections = {
-        "reward": {"judge": {"url": "http://judge/v1", "model": "m", "prompt": "p"}},
+        "reward": {
+            "judge": {"url": "http://judge/v1", "model": "m", "prompt": "p"},
+            "reward_model": {"url": "http://model", "model": "m"},
+        },
         "model": {"path": "m", "lora": {"rank": 4}},
         "rollout": {"vllm": {**dict.fromkeys(vllm_options, 1), "kv_cache_dtype": "fp8"}},
         "train": {"deepspeed": {"zero_optimization": zero}},

@@ -149,6 +149,15 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._whole(None, usage={"completion_tokens": 9}, reasoning="hm", finish="length")
 
+    def do_probs(self) -> None:
+        """Classify a chat, at /classify: the second of two labels is likely where the response says so."""
+        assert self.path == "/probs/classify"
+        said = self.body["messages"][-1]["content"]
+        self._json(200, {"data": [{"index": 0, "label": None, "probs": [0.25, 0.75] if "good" in said else [1, 0]}]})
+
+    def do_no_probs(self) -> None:
+        self._json(200, {"data": [{"probs": [float(len(self.server.asked)) + 1]}]})
+
     def do_box_twice(self) -> None:
         """Answer two requests, and be broken from then on."""
         if len(self.server.asked) <= 2:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ class BatchClient:
         retries: int = 3,
         tokens_setting: str = "the judge's token limit",
         takes_cut: bool = False,
+        send: Callable[[httpx.AsyncClient, dict[str, Any]], Awaitable[Completion]] | None = None,
     ) -> None:
         """Take the settings.
 
@@ -68,11 +69,13 @@ class BatchClient:
             retries: further attempts after a failure that may pass.
             tokens_setting: what the user calls the limit of a reply's tokens, for the message.
             takes_cut: whether a reply may hold no text where the limit of its tokens ended it.
+            send: the method of the endpoint that sends a request; None asks for chat completions.
         """
         self.endpoint = endpoint
         self._cache = ReplyCache(cache)
         self._concurrency, self._retries = concurrency, retries
         self._tokens_setting, self._takes_cut = tokens_setting, takes_cut
+        self._send = send or endpoint.complete
         self._is_aborted = False
 
     def ask(
@@ -146,7 +149,7 @@ class BatchClient:
         for attempt in range(self._retries + 1):
             cost["requests"] += 1
             try:
-                return await self.endpoint.complete(http, body)
+                return await self._send(http, body)
             except EndpointError as error:
                 if not error.may_pass or attempt == self._retries:
                     raise

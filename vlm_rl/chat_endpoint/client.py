@@ -177,14 +177,7 @@ class ChatEndpoint:
 
     async def complete(self, http: httpx.AsyncClient, body: Mapping[str, Any]) -> Completion:
         """Return a chat completion. Raises EndpointError for whatever the server does instead of giving one."""
-        async with self.answer(http, "chat/completions", body) as answer:
-            data = await read(answer)
-        if len(data) > MAX_BYTES:
-            raise EndpointError(f"{self.called}'s reply is larger than {MAX_BYTES // 2**10} KiB")
-        kind = answer.headers.get("content-type", "")
-        if "json" not in kind:
-            shown = self.shown(kind) or "no content type"
-            raise EndpointError(f"{self.called} sent {shown}, not application/json")
+        data = await self._object(http, "chat/completions", body)
         try:
             tree = read_object(data)
             message, finish = tree["choices"][0]["message"], tree["choices"][0].get("finish_reason")
@@ -193,9 +186,35 @@ class ChatEndpoint:
             counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise EndpointError(f"{self.called}'s reply is not a chat completion") from None
-        tokens = (count if is_count(count) else 0 for count in counts)
+        asked, made = (count if is_count(count) else 0 for count in counts)
         texts = [self.masked(part) if isinstance(part, str) else "" for part in (text, reasoning, finish)]
-        return Completion(texts[0], *tokens, *texts[1:])
+        return Completion(texts[0], asked, made, reasoning=texts[1], finish=texts[2])
+
+    async def classify(self, http: httpx.AsyncClient, body: Mapping[str, Any]) -> Completion:
+        """Return the probabilities that vLLM's /classify gives a chat, as numbers with spaces between them.
+
+        Raises EndpointError for whatever the server does instead of giving some.
+        """
+        data = await self._object(http, "classify", body)
+        try:
+            values = read_object(data)["data"][0]["probs"]
+            if not values or not all(type(value) in (int, float) and 0 <= value <= 1 for value in values):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise EndpointError(f"{self.called}'s reply holds no probabilities") from None
+        return Completion(" ".join(map(repr, values)))
+
+    async def _object(self, http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> bytes:
+        """Return the bytes of a reply that says that it is JSON, and is not too large."""
+        async with self.answer(http, path, body) as answer:
+            data = await read(answer)
+        if len(data) > MAX_BYTES:
+            raise EndpointError(f"{self.called}'s reply is larger than {MAX_BYTES // 2**10} KiB")
+        kind = answer.headers.get("content-type", "")
+        if "json" not in kind:
+            shown = self.shown(kind) or "no content type"
+            raise EndpointError(f"{self.called} sent {shown}, not application/json")
+        return data
 
     async def models(self, http: httpx.AsyncClient) -> list[str]:
         """Return the names of the models that the server lists; [] where it keeps no list.

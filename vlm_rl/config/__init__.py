@@ -57,6 +57,7 @@ from vlm_rl.config.rewards import (
     IouConfig,
     JudgeConfig,
     RewardConfig,
+    RewardModelConfig,
     RewardPartConfig,
 )
 from vlm_rl.config.sft import SftConfig
@@ -98,6 +99,7 @@ __all__ = [
     "ModelConfig",
     "ModelPart",
     "RewardConfig",
+    "RewardModelConfig",
     "RewardPartConfig",
     "RolloutConfig",
     "RowFormat",

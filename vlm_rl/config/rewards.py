@@ -50,27 +50,15 @@ class IouConfig(GroundingConfig):
     """1 from this overlap on, else 0; null: the overlap itself."""
 
 
-class JudgeConfig(RewardPartConfig):
-    """A model behind an OpenAI-compatible endpoint that scores each response; see docs/rewards.md."""
+class EndpointPartConfig(RewardPartConfig):
+    """A part that a server decides."""
 
     url: str
     """Up to and including /v1."""
     model: str
     """The model's name there."""
-    prompt: str
-    """A text file that holds {response} and may hold {question}, {answer} and {extracted}, the response's answer."""
-    parser: Literal["number", "yes_no", "json"] = "number"
-    """How the score is read from the reply: its last number, its last yes or no, or "score" in its last JSON."""
-    lowest: float = 0.0
-    """The score whose value is 0."""
-    highest: float = 1.0
-    """The score whose value is 1. A score outside lowest to highest does not count."""
     images: bool = False
     """Send the problem's images too."""
-    max_tokens: PositiveInt = 512
-    """Longest reply in tokens."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature of the judge; 0 is greedy."""
     api_key_env: str = ""
     """The environment variable that holds the API key; "" sends none."""
     concurrency: PositiveInt = 16
@@ -91,8 +79,43 @@ class JudgeConfig(RewardPartConfig):
             )
         if self.api_key_env and not is_variable_name(self.api_key_env):
             yield "api_key_env must be the name of an environment variable, such as JUDGE_API_KEY"
+
+
+class JudgeConfig(EndpointPartConfig):
+    """A model behind an OpenAI-compatible endpoint that scores each response in words; see docs/rewards.md."""
+
+    prompt: str
+    """A text file that holds {response} and may hold {question}, {answer} and {extracted}, the response's answer."""
+    parser: Literal["number", "yes_no", "json"] = "number"
+    """How the score is read from the reply: its last number, its last yes or no, or "score" in its last JSON."""
+    lowest: float = 0.0
+    """The score whose value is 0."""
+    highest: float = 1.0
+    """The score whose value is 1. A score outside lowest to highest does not count."""
+    max_tokens: PositiveInt = 512
+    """Longest reply in tokens."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature of the judge; 0 is greedy."""
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         if not self.lowest < self.highest:
             yield f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest"
+
+
+class RewardModelConfig(EndpointPartConfig):
+    """A reward model on a server of vLLM that classifies: the probability that it gives a response; see
+    docs/rewards.md."""
+
+    url: str
+    """Of the server, without /v1."""
+    label: NonNegativeInt = 0
+    """Which of its labels counts, from 0; a model with one label has 0."""
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        if self.url.rstrip("/").endswith("/v1"):
+            yield f"url is {self.url!r}: vLLM classifies beside /v1, at /classify; leave /v1 out"
 
 
 class RewardConfig(ConfigSection):
@@ -136,6 +159,7 @@ class RewardConfig(ConfigSection):
     point_in_box: GroundingConfig | None = None
     """1 where the answer's point is in the problem's gold box."""
     judge: JudgeConfig | None = None
+    reward_model: RewardModelConfig | None = None
     undecided: Literal["zero", "drop"] = "zero"
     """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
     the answer wrong (zero), or the response is left out (drop)."""
@@ -173,7 +197,7 @@ class RewardConfig(ConfigSection):
     @property
     def pays_nothing(self) -> bool:
         """Return whether every response has the reward 0."""
-        sections = (*self.functions.values(), self.iou, self.point_in_box, self.judge)
+        sections = (*self.functions.values(), self.iou, self.point_in_box, self.judge, self.reward_model)
         weights = [section.weight for section in sections if section and section.role == "part"]
         overlong = self.overlong_factor if self.overlong_buffer else 0.0
         weights += [overlong, self.function_weight if self.function else 0.0]
@@ -182,5 +206,6 @@ class RewardConfig(ConfigSection):
         )
 
     def _accuracy_parts(self) -> list[str]:
-        sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
+        ours = {name: getattr(self, name) for name in ("iou", "point_in_box", "judge", "reward_model")}
+        sections: dict[str, RewardPartConfig | None] = {**self.functions, **ours}
         return [name for name, section in sections.items() if section and section.role == "accuracy"]

@@ -61,7 +61,11 @@ MUTABLE_KEYS = (
     "train.max_skipped_in_a_row",
     "reward.function_timeout",
     "reward.max_undecided",
-    *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
+    *(
+        f"reward.{part}.{key}"
+        for part in ("judge", "reward_model")
+        for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")
+    ),
     *GRADIENT_KEEPING_KEYS,
     *ENGINE_KEYS,
 )

@@ -7,8 +7,8 @@
     votes      a majority vote, for users' configurations: a reward that needs no labels
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
-functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint) and
-grounding, whose boxes coordinates reads.
+functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint),
+reward_model (one that classifies) and grounding, whose boxes coordinates reads.
 """
 
 __all__ = ["accuracy", "cell_functions", "grounding", "reward", "votes"]

@@ -6,7 +6,7 @@
         + brevity * [correct] * (1 - |y| / L_max)
         + tool_use * [correct] * [a tool was called, and answered]
         + function_weight * (the user's own function)
-        + sum of weight * value over the user's named functions, iou, point_in_box and judge
+        + sum of weight * value over the user's named functions, iou, point_in_box, judge and reward_model
 
 The weights of the first three are those of the LUSPO paper (arXiv 2602.05261): 1, 0.5, and a factor of 0.3 with
 L_max 4096 and L_buffer 512. The overlong term is DAPO's (arXiv 2503.14476), where the factor is 1. The other parts
@@ -36,6 +36,7 @@ from vlm_rl.rewards.functions import open_function, open_functions
 from vlm_rl.rewards.grounding import open_grounding
 from vlm_rl.rewards.judge import open_judge
 from vlm_rl.rewards.part import GradedResponse, Opener, Part, PartVerdict, RewardSetup
+from vlm_rl.rewards.reward_model import open_reward_model
 from vlm_rl.templates import Template
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
@@ -54,6 +55,7 @@ PARTS: dict[str, Opener] = {
     "iou": open_grounding,
     "point_in_box": open_grounding,
     "judge": open_judge,
+    "reward_model": open_reward_model,
 }
 
 ScoringItem = tuple[Problem, Prompt, Rollout]
