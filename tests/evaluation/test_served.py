@@ -92,7 +92,7 @@ def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kep
     monkeypatch.setenv("SERVED_KEY", "s3cret")
     assert run(server, "box_twice", data, out, *words) == 2
     told = capsys.readouterr().err
-    assert "problem 'p2': the endpoint answered 500" in told and "the same command goes on" in told
+    assert "problem 'p2': the endpoint answered 500" in told and "the same command continues" in told
     assert not read_run(out).evals()
     asked = len(server.asked)
     del server.asked[:]  # it works again

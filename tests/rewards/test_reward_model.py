@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ def test_the_value_is_the_probability_of_the_label(server: ChatServer, tmp_path:
     again = model_of(server, tmp_path, label=0, images=True)
     assert [verdict.outcome for verdict in again.verdicts(calls("good"))] == [0.25]
     assert len(server.asked) == 2, "the reply is kept with all labels"
+
+
+def test_an_image_behind_a_video_is_not_one_of_its_frames(server: ChatServer, tmp_path: Path) -> None:
+    frames, image = (b"\x89PNG a", b"\x89PNG b"), b"\x89PNG c"
+    problem = Problem("p", "<video> and <image>", (*frames, image), "3", "integer", meta={"videos": [[0.0, 1.0]]})
+    model_of(server, tmp_path, images=True).verdicts([(problem, "good", GRADE, 3)])
+    content = server.asked[0]["messages"][0]["content"]
+    shown = [
+        base64.b64decode(p["image_url"]["url"].partition(",")[2]) if "image_url" in p else p["text"] for p in content
+    ]
+    assert shown == [*frames, " and ", image]
 
 
 def test_without_images_the_question_is_text(server: ChatServer, tmp_path: Path) -> None:

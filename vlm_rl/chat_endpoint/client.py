@@ -26,6 +26,7 @@ import httpx
 from vlm_rl.config import is_plain_address, is_variable_name
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
+from vlm_rl.types import Problem, group_by_marker, split_at_markers
 
 MAX_BYTES = 2**20  # of a reply that comes as one JSON object
 _MAX_SHOWN = 300  # characters of the server's words in a message
@@ -106,6 +107,20 @@ def image_part(data: bytes) -> dict[str, Any]:
     kind = next(name for start, name in _IMAGE_TYPES if data.startswith(start))
     address = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": address}}
+
+
+def question_content(problem: Problem, *, suffix: str = "") -> list[dict[str, Any]]:
+    """Return the content of the message that asks a problem: texts, with each marker's images or frames in its place.
+
+    `suffix` is written behind the question.
+    """
+    texts, _ = split_at_markers(problem.question, problem.videos)
+    texts[-1] += suffix
+    parts: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}]
+    pictures = group_by_marker(problem.question, problem.images, problem.videos)
+    for of_marker, text in zip(pictures, texts[1:], strict=True):
+        parts += [*map(image_part, of_marker), {"type": "text", "text": text}]
+    return [part for part in parts if part.get("text") != ""]
 
 
 class ChatEndpoint:

@@ -10,4 +10,4 @@ Private to this room: zoom, python and answer_check (the shipped ones), registry
 """
 
 __all__ = ["calls", "environment", "host", "script"]
-_USES = ["data", "grading", "rewards", "samplers", "sandbox"]
+_USES = ["data", "grading", "rewards", "run", "samplers", "sandbox"]

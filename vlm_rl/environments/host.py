@@ -10,7 +10,6 @@ too long or an answer that is too late become an observation that says so, and c
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from vlm_rl.environments.environment import Done, Environment, EnvironmentSetup,
 from vlm_rl.environments.own import OwnEnvironments
 from vlm_rl.environments.registry import ENVIRONMENTS
 from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.run.cores import allowed_cores
 from vlm_rl.samplers.base import TurnAnswer, response_seed
 from vlm_rl.types import Problem, Prompt
 
@@ -84,7 +84,7 @@ class EpisodeHost:
         builder.instructions = self.instructions
         # Waiting for a place is not waiting for an answer.
         self.places = asyncio.Semaphore(config.workers)
-        self.quick_places = asyncio.Semaphore(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+        self.quick_places = asyncio.Semaphore(min(_MOST_THREADS, allowed_cores()))
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="environments"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)

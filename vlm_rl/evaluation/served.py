@@ -7,7 +7,7 @@ The server has the OpenAI protocol, as vLLM's has. It gets the template's words 
 they are stored; nothing is written at the beginning of its response, since few servers continue one. What it sends as
 reasoning apart from its text is put in front, between <think> and </think>. A length is the server's own count of
 tokens, 0 where it does not say; there are no log-probs. A request that fails ends the command: an answer that never
-came is no wrong one. Finished problems are kept, and the same command goes on with the others.
+came is no wrong one. Finished problems are kept, and the same command continues with the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.chat_endpoint.batch import BatchClient
-from vlm_rl.chat_endpoint.client import ChatEndpoint, Completion, Timeouts, check_address, image_part, read_key
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Completion, Timeouts, check_address, question_content, read_key
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import TEST_LIMITS, decode_image
 from vlm_rl.distributed import world_size
@@ -41,7 +41,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.templates import END_THINK, THINK, Template
-from vlm_rl.types import Problem, Prompt, Rollout, split_at_markers
+from vlm_rl.types import Problem, Prompt, Rollout
 
 _NOTHING = np.zeros(0, np.int32)
 _MOST_TOKENS = 1_000_000  # of a response: what a server counts is its own word
@@ -67,12 +67,7 @@ class ServedBuilder:
         """Return the prompt of a problem. Raises UserError for one with a video, and for a broken image."""
         if problem.videos:
             raise UserError(f"problem {problem.id!r} has a video, and --endpoint sends images alone")
-        texts, markers = split_at_markers(problem.question, ())
-        texts[-1] += self.template.suffix
-        parts = [_text_part(texts[0])]
-        for data, _, text in zip(problem.images, markers, texts[1:], strict=True):
-            parts += [image_part(data), _text_part(text)]
-        user = [part for part in parts if part.get("text") != ""]
+        user = question_content(problem, suffix=self.template.suffix)
         system = "\n\n".join(filter(None, [self.template.system, str(problem.meta.get("system", ""))]))
         messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": user}]
         images = tuple(
@@ -139,7 +134,7 @@ class ServedModel:
             if reply.completion is None:
                 raise UserError(
                     f"problem {name!r}: {reply.failure or 'no reply'}. What was answered before is kept: the same "
-                    "command goes on with the others"
+                    "command continues with the others"
                 )
             groups[index].append(_rollout(name, g, reply.completion))
         return groups
@@ -254,10 +249,6 @@ def _read_extra(text: str) -> dict[str, Any]:
     if not isinstance(extra, dict):
         raise UserError(f"--endpoint-extra is {text!r}: it must be a JSON object, such as '{{\"top_k\": 20}}'")
     return extra
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def _rollout(problem_id: str, g: int, completion: Completion) -> Rollout:

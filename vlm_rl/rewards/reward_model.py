@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
-from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, image_part, read_key
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, question_content, read_key
 from vlm_rl.config import RewardModelConfig
 from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
-from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos, split_at_markers
+from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
 
 def open_reward_model(name: str, setup: RewardSetup) -> Iterator[Part]:
@@ -70,14 +70,8 @@ class RewardModel:
 
     def _body(self, call: Call) -> dict[str, Any]:
         problem, response, _, _ = call
-        question = name_videos(problem.question, problem.videos)
-        content: Any = question.replace(IMAGE_MARKER, "").strip()
+        content: Any = name_videos(problem.question, problem.videos).replace(IMAGE_MARKER, "").strip()
         if self._config.images and problem.images:
-            texts, _ = split_at_markers(question, ())
-            parts: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}]
-            images = problem.images[: len(texts) - 1]  # frames of a video are none of a marker's
-            for data, text in zip(images, texts[1:], strict=True):
-                parts += [image_part(data), {"type": "text", "text": text}]
-            content = [part for part in parts if part.get("text") != ""]
+            content = question_content(problem)
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
         return {"model": self._config.model, "messages": messages}
