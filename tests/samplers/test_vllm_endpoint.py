@@ -80,10 +80,10 @@ def test_a_model_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
         usage = httpx.post(f"{vllm_url}/chat/completions", json=body, timeout=60, trust_env=False).json()["usage"]
         assert verdict.cost["prompt_tokens"] == usage["prompt_tokens"] > 9  # an image of 84 x 84 pixels has 9
         assert 0 < verdict.cost["completion_tokens"] <= 14 and verdict.cost["requests"] == 1
-        text = ReplyCache(tmp_path / "cache").get(key_of(vllm_url, body))
-        if text is None:
+        reply = ReplyCache(tmp_path / "cache").get(key_of(vllm_url, body))
+        if reply is None:
             assert str(verdict.outcome).startswith("the judge's reply holds no text")
-        elif (score := read_score(text, config)) is None:
+        elif (score := read_score(reply.text, config)) is None:
             assert str(verdict.outcome).startswith("the judge's reply holds no score")
         else:
             assert verdict.outcome == score
