@@ -2,6 +2,7 @@
 
 python -m vlm_rl.data_prep.word_sets runs/words                   # small numbers
 python -m vlm_rl.data_prep.word_sets runs/words-large --numbers large
+python -m vlm_rl.data_prep.word_sets runs/words-study --control    # with traces that are longer and no better
 
 runs/words/traces       problems with a response each, for `vlm-rl sft`
 runs/words/train        problems for reinforcement
@@ -13,14 +14,23 @@ from __future__ import annotations
 import argparse
 import csv
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
-from vlm_rl.toy.word_problems import LARGE, SMALL, NumberRanges, make_problems, make_traces
+from vlm_rl.toy.word_problems import (
+    LARGE,
+    SMALL,
+    STUDY_SHARE,
+    TRACE_SHARE,
+    NumberRanges,
+    Style,
+    make_problems,
+    make_traces,
+)
 
 NUMBERS = {"small": SMALL, "large": LARGE}
 NUM_TRACES, NUM_TRAIN, NUM_HELDOUT = 1600, 3000, 96
@@ -41,6 +51,7 @@ def make_word_sets(
     *,
     seed: int = 0,
     numbers: NumberRanges = SMALL,
+    shares: Mapping[Style, float] = TRACE_SHARE,
     traces: int = NUM_TRACES,
     train: int = NUM_TRAIN,
     heldout: int = NUM_HELDOUT,
@@ -51,6 +62,7 @@ def make_word_sets(
         out: the folder.
         seed: of the problems and the traces.
         numbers: the ranges of the problems' numbers.
+        shares: style -> its share of the traces.
         traces, train, heldout: the problems of each set.
     """
     sets = WordSets(out / "traces", out / "train", out / "heldout")
@@ -62,7 +74,8 @@ def make_word_sets(
         header = ["id", "question", "answer"]
         if folder == sets.traces:
             header.append("trace")
-            rows = [[*row, trace] for row, trace in zip(rows, make_traces(problems, seed=seed), strict=True)]
+            texts = make_traces(problems, seed=seed, shares=shares)
+            rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
         _prepare(out / "raw" / folder.name, folder, header, rows)
     return sets
 
@@ -82,9 +95,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder of the sets")
     parser.add_argument("--numbers", choices=NUMBERS, default="small", help="where a check pays, or does not")
+    parser.add_argument("--control", action="store_true", help="a fifth of the traces tell the question twice")
     parser.add_argument("--seed", type=int, default=0, help="of problems and traces")
     options = parser.parse_args()
-    make_word_sets(options.out, seed=options.seed, numbers=NUMBERS[options.numbers])
+    shares = STUDY_SHARE if options.control else TRACE_SHARE
+    make_word_sets(options.out, seed=options.seed, numbers=NUMBERS[options.numbers], shares=shares)
 
 
 if __name__ == "__main__":

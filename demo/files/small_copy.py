@@ -1,8 +1,9 @@
 """Make a run small enough to ship or to send: `python -m vlm_rl.demo.files.small_copy RUN OUT [--problems N]`.
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
-token ids and log-probs, the tokenizer. Left out: the weights. What is kept is unchanged, except for the summaries of
-evaluations that lost problems: they are counted anew, over the responses that are left.
+token ids and log-probs, and the tokenizer as far as the kept responses use it. Left out: the weights. What is kept is
+unchanged, except for the summaries of evaluations that lost problems: they are counted anew, over the responses that
+are left.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlm_rl.demo.files.small_tokenizer import cut_tokenizer
 from vlm_rl.demo.numbers.token_counts import tokenizer_file
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.scores import summarise
@@ -44,14 +46,16 @@ def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts
     for name in ("config.yaml", "metrics.jsonl", "controls.json", "CONTAMINATED.json"):
         if (run.path / name).exists():
             shutil.copy(run.path / name, out / name)
-    tokenizer = tokenizer_file(run.path, 0, run.config().model.path)
-    if tokenizer is not None:
-        tree = json.loads(tokenizer.read_text(encoding="utf-8"))
-        compact = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))  # of many lines it makes one
-        (out / "tokenizer.json").write_text(compact, encoding="utf-8")
+    responses: list[str] = []
     for result in run.evals():
         rows, summary = _first_problems(result, num_problems)
         RunDirectory(out).write_eval(result.benchmark, result.step, rows, summary)
+        responses += [row["response"] for row in rows]
+    tokenizer = tokenizer_file(run.path, 0, run.config().model.path)
+    if tokenizer is not None:
+        tree = cut_tokenizer(json.loads(tokenizer.read_text(encoding="utf-8")), responses)
+        compact = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))  # of many lines it makes one
+        (out / "tokenizer.json").write_text(compact, encoding="utf-8")
     steps = run.rollout_steps()
     for step in [*steps[: len(steps) - 1 : rollouts_every], *steps[-1:]]:
         _rollouts(run, step, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from tests.helpers.toy_runs import Runner, metrics_of, rollouts_of
 from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.picture_sets import PictureCounts, make_picture_sets
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.drawn_pictures import COLOURS, SHAPES
 
 NUM_ROWS = 40
 
@@ -60,3 +63,35 @@ checkpoint: {{every: 1}}
     (metrics,), (rollouts,) = metrics_of(run), rollouts_of(run)
     assert float(metrics["grad_norm"]) > 0 and len(rollouts) == 16
     assert {row["prompt_id"] for row in rollouts} <= {problem.id for problem in problems}
+
+
+def test_a_trace_says_what_the_published_answers_say(tmp_path: Path) -> None:
+    """Of every kind of question: what is shown agrees with all answers about the picture, and leads to the answer."""
+    easy_vqa = importlib.import_module("easy_vqa")
+    counts = PictureCounts(drawn=1, published=2_000, heldout=1, test=400)
+    make_picture_sets(tmp_path, counts=counts)
+    questions = list(zip(*easy_vqa.get_train_questions(), strict=True))
+    shown: dict[str, str] = {}
+    with (tmp_path / "raw" / "traces" / "questions.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["id"].startswith("published")]
+    assert len(rows) == 2_000 and len({row["question"] for row in rows}) > 60
+    for row in rows:
+        said = re.search(r"shows a (\w+) (\w+)\.", row["trace"])
+        assert said and f"answer is {row['answer']}." in row["trace"]
+        assert shown.setdefault(row["image"], said[0]) == said[0]
+        question, answer, picture = questions[int(row["id"].split("-")[-1])]
+        assert (question, answer, f"published-{picture}.png") == (row["question"], row["answer"], row["image"])
+    for question, answer, picture in questions:
+        if f"published-{picture}.png" not in shown:
+            continue
+        words = set(question.rstrip("?").split())
+        things = set(re.findall(r"\w+", shown[f"published-{picture}.png"]))
+        asked = words & {*COLOURS, *SHAPES}
+        is_there = bool(asked & things)
+        expected = (
+            {"yes" if is_there != bool({"no", "not"} & words) else "no"}
+            if asked and answer in ("yes", "no")
+            else things
+        )
+        assert answer in expected, (question, answer, things)
+    assert len(load_set(tmp_path / "easy_vqa")) == 400

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from perf import small_vlm
 from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data_prep.picture_sets import PictureCounts
 from vlm_rl.templates import CONTROL_TOKENS, TEMPLATES
 from vlm_rl.toy.small_vlm import RENAMED, make_small_vlm
 from vlm_rl.types import Problem
@@ -47,3 +52,22 @@ def test_a_picture_becomes_visual_tokens_of_a_prompt(vlm: Path) -> None:
     image = builder.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert int(np.sum(prompt.ids == image)) == (84 // 28) * (112 // 28)
     assert "How many are there?" in builder.tokenizer.decode(prompt.ids)
+
+
+def test_it_learns_from_pictures_in_two_parts(
+    smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First the tower alone changes, then all; the losses are those of held-out traces."""
+    counts = PictureCounts(drawn=16, published=16, heldout=4, test=3)
+    monkeypatch.setitem(small_vlm.SIZES, True, small_vlm.VlmSizes(counts, steps=2, batch=4))
+    (tmp_path / "SmolLM2-135M-Instruct").symlink_to(smollm)
+    small_vlm.main([str(tmp_path), "--tiny"])
+    printed = capsys.readouterr().out
+    losses = {name: re.findall(r"\d\.\d+", line) for name, line in re.findall(r"(tower|all): (loss .*)", printed)}
+    assert [len(found) for found in losses.values()] == [2, 2] and float(losses["all"][1]) < float(losses["tower"][0])
+    assert re.search(r"easy-VQA, 3 test questions: accuracy [01]\.\d{3}", printed)
+    folders = tmp_path / "untrained", *(tmp_path / part / "checkpoints" / "step-000002" for part in ("tower", "all"))
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
+    changed = [{name for name in old if not torch.equal(old[name], new[name])} for old, new in pairwise(weights)]
+    assert changed[0] and all("visual" in name for name in changed[0])
+    assert any("visual" in name for name in changed[1]) and any("visual" not in name for name in changed[1])

@@ -14,6 +14,7 @@ from vlm_rl.toy.word_problems import (
     LARGE,
     RIGHT_SHARE,
     SMALL,
+    STUDY_SHARE,
     STYLES,
     TRACE_SHARE,
     NumberRanges,
@@ -78,11 +79,22 @@ def test_traces_have_the_form_their_style_and_its_share_of_right_answers(style: 
     assert abs(right / 1500 - share) < 4 * (share * (1 - share) / 1500) ** 0.5 + 0.01
 
 
-def test_styles_come_in_their_shares() -> None:
-    texts = make_traces(make_problems(2000, SMALL, seed=0, split="train"), seed=0)
+@pytest.mark.parametrize("shares", [TRACE_SHARE, STUDY_SHARE])
+def test_styles_come_in_their_shares(shares: dict[Style, float]) -> None:
+    texts = make_traces(make_problems(2000, SMALL, seed=0, split="train"), seed=0, shares=shares)
     for style in STYLES:
         share = sum(style_of(text) == style for text in texts) / len(texts)
-        assert abs(share - TRACE_SHARE[style]) < 4 * (0.25 / 2000) ** 0.5
+        assert abs(share - shares.get(style, 0)) < 4 * (0.25 / 2000) ** 0.5
+
+
+@pytest.mark.parametrize("numbers", [SMALL, LARGE])
+def test_the_control_is_as_long_as_a_check_and_as_often_right_as_the_equations(numbers: NumberRanges) -> None:
+    problems, rng = make_problems(400, numbers, seed=2, split="train"), np.random.default_rng(1)
+    checked, retold = (
+        np.mean([len(trace(problem, style, rng).split()) for problem in problems]) for style in ("checked", "retold")
+    )
+    assert 0.85 < retold / checked < 1.15
+    assert RIGHT_SHARE["retold"] == RIGHT_SHARE["equations"] < RIGHT_SHARE["checked"]
 
 
 @pytest.mark.parametrize(

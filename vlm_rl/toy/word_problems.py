@@ -4,12 +4,13 @@
 
 There are six kinds of one or two sums. A trace is a guess, the equations, or the equations with a check of the first
 one. The styles are right in different shares, so a policy that has learned all three has something to choose. SMALL
-numbers are meant to make a check worth its length; with LARGE ones every further sum is a further chance to err.
+numbers are meant to make a check worth its length; with LARGE ones every further sum is a further chance to err. A
+study adds a control: the question told again twice before the equations, as long as a check and no more often right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,10 +23,13 @@ NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Max", "Eva", "Leo", "Zoe",
 THINGS = ("apples", "marbles", "cards", "stickers", "books", "pens", "coins", "shells", "stamps", "beads")
 ERRORS = (-10, -3, -2, -1, 1, 2, 3, 10)  # what a wrong trace adds to the right answer
 
-Style = Literal["guess", "equations", "checked"]
-STYLES: tuple[Style, ...] = ("guess", "equations", "checked")
-RIGHT_SHARE: dict[Style, float] = {"guess": 0.2, "equations": 0.85, "checked": 0.97}
+Style = Literal["guess", "equations", "checked", "retold"]
+STYLES: tuple[Style, ...] = ("guess", "equations", "checked", "retold")
+RIGHT_SHARE: dict[Style, float] = {"guess": 0.2, "equations": 0.85, "checked": 0.97, "retold": 0.85}
 TRACE_SHARE: dict[Style, float] = {"guess": 0.5, "equations": 0.25, "checked": 0.25}
+"""Style -> its share of the traces that a policy starts from."""
+STUDY_SHARE: dict[Style, float] = {"guess": 0.4, "equations": 0.2, "checked": 0.2, "retold": 0.2}
+"""The same with the control, for a study of length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,12 @@ def trace(problem: WordProblem, style: Style, rng: np.random.Generator) -> str:
         text = guesses[int(rng.integers(len(guesses)))]
     elif style == "equations":
         text = f"{'. Then '.join(problem.equations)}. So it is {answer}."
+    elif style == "retold":
+        text = (
+            f"Let me read the question again: {problem.reading}. I read it once more, slowly, so no word is lost: "
+            f"{problem.reading}. That is all that the question says. Now {'. Then '.join(problem.equations)}. "
+            f"So it is {answer}."
+        )
     else:
         first, *then = problem.equations
         text = (
@@ -188,15 +198,19 @@ def trace(problem: WordProblem, style: Style, rng: np.random.Generator) -> str:
     return TEMPLATES["think_answer"].wrap(text, str(answer))
 
 
-def make_traces(problems: list[WordProblem], *, seed: int) -> list[str]:
-    """Return a response to each problem, its style drawn with the probabilities of TRACE_SHARE."""
+def make_traces(problems: list[WordProblem], *, seed: int, shares: Mapping[Style, float] = TRACE_SHARE) -> list[str]:
+    """Return a response to each problem, its style drawn with the probabilities of `shares`, which sum to 1."""
     rng = keyed_rng(seed, "word traces")
-    styles = rng.choice(len(STYLES), size=len(problems), p=[TRACE_SHARE[style] for style in STYLES])
-    return [trace(problem, STYLES[int(style)], rng) for problem, style in zip(problems, styles, strict=True)]
+    styles = list(shares)
+    drawn = rng.choice(len(styles), size=len(problems), p=list(shares.values()))
+    return [trace(problem, styles[int(style)], rng) for problem, style in zip(problems, drawn, strict=True)]
 
 
 def style_of(response: str) -> Style:
-    """Tell the style of a response, that of a model too: a check of equations, equations, or neither."""
-    if " = " not in response:
+    """Tell the style of a response, that of a model too: without an equation it is a guess."""
+    text = response.lower()
+    if " = " not in text:
         return "guess"
-    return "checked" if "check" in response.lower() else "equations"
+    if "check" in text:
+        return "checked"
+    return "retold" if "read the question again" in text else "equations"

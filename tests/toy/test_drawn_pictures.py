@@ -1,0 +1,97 @@
+"""Drawn pictures: what a trace says is what the pixels show."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.drawn_pictures import COLOURS, SIDE, PictureQuestion, make_questions
+
+TEMPLATE = TEMPLATES["think_answer"]
+COUNTED = re.compile(r"(\d) (\w+) (circle|rectangle|triangle)")
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[PictureQuestion]:
+    return make_questions(400, seed=3, split="train")
+
+
+def pixels_of(item: PictureQuestion) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(item.png)).convert("RGB"), dtype=np.int64)
+
+
+def painted(item: PictureQuestion, colour: str) -> int:
+    """Return the number of pixels that have exactly this colour: all of a shape but its edge."""
+    return int((pixels_of(item) == np.array(COLOURS[colour])).all(-1).sum())
+
+
+def pieces(mask: np.ndarray) -> int:
+    """Return the number of connected pieces of a mask."""
+    left, count = mask.copy(), 0
+    while left.any():
+        count += 1
+        reached = [tuple(np.argwhere(left)[0])]
+        while reached:
+            y, x = reached.pop()
+            if 0 <= y < left.shape[0] and 0 <= x < left.shape[1] and left[y, x]:
+                left[y, x] = False
+                reached += [(y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)]
+    return count
+
+
+def test_questions_are_a_function_of_seed_and_split() -> None:
+    assert make_questions(20, seed=3, split="train") == make_questions(40, seed=3, split="train")[:20]
+    first, other = ({item.png for item in make_questions(40, seed=seed, split="train")} for seed in (3, 4))
+    assert len(first & other) <= 10  # charts alone, of which there are 3,024
+
+
+def test_no_held_out_chart_is_in_another_split() -> None:
+    held_out = {item.png for item in make_questions(200, seed=0, split="heldout")}
+    assert not held_out & {item.png for item in make_questions(1600, seed=0, split="train")}
+
+
+def test_every_trace_ends_with_the_answer_in_its_place(questions: list[PictureQuestion]) -> None:
+    for item in questions:
+        assert TEMPLATE.is_well_formed(item.trace)
+        assert TEMPLATE.answers(TEMPLATE.answer_region(item.trace) or "") == [item.answer]
+        assert re.search(rf"\b{item.answer}\b", TEMPLATE.reasoning(item.trace) or "")
+        assert pixels_of(item).shape == (SIDE, SIDE, 3)
+
+
+def test_a_shape_has_the_colour_that_is_said(questions: list[PictureQuestion]) -> None:
+    for item in questions[0::4] + questions[1::4]:
+        said = re.search(r"shows a (\w+) (\w+)\.", item.trace)
+        assert said and item.answer in said.groups()
+        assert max(COLOURS, key=lambda colour: painted(item, colour)) == said[1]
+        assert sum(painted(item, colour) > 0 for colour in COLOURS) == 1
+
+
+def test_counts_are_the_numbers_of_connected_pieces(questions: list[PictureQuestion]) -> None:
+    """Pieces of one colour are counted together where both things have it."""
+    for item in questions[2::4]:
+        said: Counter[str] = Counter()
+        for number, colour, _ in COUNTED.findall(item.trace):
+            said[colour] += int(number)
+        asked = re.fullmatch(r"How many (\w+) (\w+)s are in the picture\?", item.question)
+        assert asked and (item.answer, *asked.groups()) in COUNTED.findall(item.trace)
+        for colour in COLOURS:
+            mask = (pixels_of(item) == np.array(COLOURS[colour])).all(-1)
+            assert pieces(mask) == said[colour], item.id
+
+
+def test_a_chart_s_numbers_are_the_heights_of_its_bars(questions: list[PictureQuestion]) -> None:
+    for item in questions[3::4]:
+        blue = (pixels_of(item) == np.array(COLOURS["blue"])).all(-1)
+        heights = [int(blue[:, 4 + 27 * bar + 10].sum()) for bar in range(4)]
+        said = [int(number) for number in re.findall(r"[A-D] is (\d)", item.trace)]
+        assert len(said) == 4 and [round(height / 7) for height in heights] == said
+        if item.question == "Which bar is the tallest?":
+            assert item.answer == "ABCD"[int(np.argmax(heights))]
+        else:
+            assert int(item.answer) == said["ABCD".index(item.question.rstrip("?").split()[4])]

@@ -1,0 +1,174 @@
+"""Drawn pictures with questions in plain language, and traces that say what is seen before they answer.
+
+    How many red circles are in the picture?
+    I see 2 blue squares and 3 red circles. The question is about red circles, so the answer is 3.
+
+There are four kinds: the shape, the colour, a count, and a number in a bar chart. A picture has 112 x 112 pixels, 16
+visual tokens of 28 x 28 pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_task import keyed_rng
+
+SIDE = 112  # pixels
+SMOOTH = 4  # pictures are drawn larger by this factor, so that their edges are smooth
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "black": (20, 20, 20),
+    "blue": (30, 60, 220),
+    "brown": (130, 75, 25),
+    "gray": (128, 128, 128),
+    "green": (20, 150, 50),
+    "red": (220, 30, 30),
+    "teal": (0, 150, 150),
+    "yellow": (225, 200, 0),
+}
+SHAPES = ("circle", "rectangle", "triangle")
+BARS = "ABCD"
+MAX_COUNT = 4  # of one shape in one colour
+
+
+@dataclass(frozen=True, slots=True)
+class PictureQuestion:
+    """A picture and what its trace says."""
+
+    id: str
+    png: bytes
+    question: str
+    answer: str
+    trace: str  # a whole response in the template think_answer
+
+
+_Drawn = tuple[Image.Image, str, str, str]  # picture, question, answer, reasoning
+
+
+def make_questions(count: int, *, seed: int, split: str) -> list[PictureQuestion]:
+    """Draw `count` pictures with a question each, a function of the arguments; the kinds take turns.
+
+    The charts of the split "heldout" are in no other split, whatever the seeds and sizes. Places and grounds make
+    equal pictures of the other kinds unlikely.
+    """
+    rng = keyed_rng(seed, "pictures", split)
+    kinds = (_shape, _colour, _count, partial(_chart, held_out=split == "heldout"))
+    return [_make_question(kinds[number % len(kinds)], rng, f"drawn-{split}-{number}") for number in range(count)]
+
+
+def sentence(reasoning: str, answer: str) -> str:
+    """Return a response that gives the answer after this reasoning."""
+    return TEMPLATES["think_answer"].wrap(reasoning, answer)
+
+
+def _make_question(
+    kind: Callable[[np.random.Generator], _Drawn], rng: np.random.Generator, name: str
+) -> PictureQuestion:
+    picture, question, answer, reasoning = kind(rng)
+    file = io.BytesIO()
+    picture.reduce(SMOOTH).save(file, "PNG")
+    return PictureQuestion(name, file.getvalue(), question, answer, sentence(reasoning, answer))
+
+
+def _shape(rng: np.random.Generator) -> _Drawn:
+    picture, colour, shape = _one_shape(rng)
+    return picture, "Which shape is in the picture?", shape, f"The picture shows a {colour} {shape}. It is a {shape}."
+
+
+def _colour(rng: np.random.Generator) -> _Drawn:
+    picture, colour, shape = _one_shape(rng)
+    return picture, f"Which colour is the {shape}?", colour, f"The picture shows a {colour} {shape}. It is {colour}."
+
+
+def _count(rng: np.random.Generator) -> _Drawn:
+    """Draw some of one thing and some of another, and ask for the number of one of them."""
+    (colour, shape), (other_colour, other_shape) = (_pick_thing(rng) for _ in range(2))
+    while (other_colour, other_shape) == (colour, shape):
+        other_colour, other_shape = _pick_thing(rng)
+    counts = [int(rng.integers(1, MAX_COUNT, endpoint=True)) for _ in range(2)]
+    picture = _ground(rng)
+    places = rng.permutation(9)[: sum(counts)]
+    things = [(colour, shape)] * counts[0] + [(other_colour, other_shape)] * counts[1]
+    for place, (paint, form) in zip(places.tolist(), things, strict=True):
+        row, column = divmod(place, 3)
+        _draw_shape(picture, form, paint, (18 + 38 * column, 18 + 38 * row), 13)
+    question = f"How many {colour} {shape}s are in the picture?"
+    seen = f"I see {_number(counts[1], other_colour, other_shape)} and {_number(counts[0], colour, shape)}."
+    return picture, question, str(counts[0]), f"{seen} The question is about {colour} {shape}s, so it is {counts[0]}."
+
+
+def _chart(rng: np.random.Generator, *, held_out: bool) -> _Drawn:
+    """Draw bars with their numbers, and ask for a number or for the tallest bar."""
+    values = _pick_values(rng)
+    while (int(keyed_rng(0, "charts", *values).integers(8)) == 0) != held_out:  # an eighth of all charts
+        values = _pick_values(rng)
+    picture = _canvas((255, 255, 255))
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(16 * SMOOTH)
+    for index, (name, value) in enumerate(zip(BARS, values, strict=True)):
+        left, top = 4 + 27 * index, 92 - 7 * value
+        draw.rectangle(_scaled(left, top, left + 20, 92), fill=COLOURS["blue"])
+        draw.text(_point(left + 10, top - 1), str(value), fill="black", font=font, anchor="mb")
+        draw.text(_point(left + 10, 94), name, fill="black", font=font, anchor="mt")
+    read = ", ".join(f"{name} is {value}" for name, value in zip(BARS, values, strict=True))
+    if rng.random() < 0.5:
+        at = int(rng.integers(len(BARS)))
+        question, answer = f"Which number does bar {BARS[at]} have?", str(values[at])
+        return picture, question, answer, f"I read the bars: {read}. So bar {BARS[at]} has {answer}."
+    at = int(np.argmax(values))
+    reasoning = f"I read the bars: {read}. The largest number is {values[at]}, so it is bar {BARS[at]}."
+    return picture, "Which bar is the tallest?", BARS[at], reasoning
+
+
+def _pick_values(rng: np.random.Generator) -> list[int]:
+    return rng.choice(np.arange(1, 10), size=len(BARS), replace=False).tolist()
+
+
+def _one_shape(rng: np.random.Generator) -> tuple[Image.Image, str, str]:
+    colour, shape = _pick_thing(rng)
+    picture, radius = _ground(rng), int(rng.integers(14, 40))
+    x, y = (int(at) for at in rng.integers(radius + 2, SIDE - radius - 2, size=2))
+    _draw_shape(picture, shape, colour, (x, y), radius)
+    return picture, colour, shape
+
+
+def _pick_thing(rng: np.random.Generator) -> tuple[str, str]:
+    return list(COLOURS)[int(rng.integers(len(COLOURS)))], SHAPES[int(rng.integers(len(SHAPES)))]
+
+
+def _ground(rng: np.random.Generator) -> Image.Image:
+    """Return a light ground, a little different each time."""
+    red, green, blue = (int(level) for level in rng.integers(225, 256, size=3))
+    return _canvas((red, green, blue))
+
+
+def _canvas(ground: tuple[int, int, int]) -> Image.Image:
+    return Image.new("RGB", (SIDE * SMOOTH, SIDE * SMOOTH), ground)
+
+
+def _point(x: int, y: int) -> tuple[int, int]:
+    return SMOOTH * x, SMOOTH * y
+
+
+def _scaled(*pixels: int) -> list[int]:
+    return [SMOOTH * at for at in pixels]
+
+
+def _draw_shape(picture: Image.Image, shape: str, colour: str, centre: tuple[int, int], radius: int) -> None:
+    draw, (x, y) = ImageDraw.Draw(picture), centre
+    if shape == "circle":
+        draw.ellipse(_scaled(x - radius, y - radius, x + radius, y + radius), fill=COLOURS[colour])
+    elif shape == "rectangle":
+        height = radius * 2 // 3
+        draw.rectangle(_scaled(x - radius, y - height, x + radius, y + height), fill=COLOURS[colour])
+    else:
+        draw.polygon(_scaled(x, y - radius, x - radius, y + radius, x + radius, y + radius), fill=COLOURS[colour])
+
+
+def _number(count: int, colour: str, shape: str) -> str:
+    return f"{count} {colour} {shape}{'s' * (count > 1)}"
