@@ -14,7 +14,7 @@ def default_folders() -> list[Path]:
     """Return the quickstart's run below the working directory where it has an evaluation, else the recorded ones."""
     if any(_QUICKSTART.glob("eval/*/step-*.json")):
         return [_QUICKSTART]
-    print(f"no {_QUICKSTART} here: showing recorded toy runs; vlm-rl demo RUN... shows yours", flush=True)
+    print(f"no {_QUICKSTART} here: showing recorded runs; vlm-rl demo RUN... shows yours", flush=True)
     return [RECORDED]
 
 

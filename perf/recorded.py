@@ -1,7 +1,6 @@
-r"""Replace the runs that the demo opens by itself, and take the pictures of the documentation anew.
+"""Replace the runs that the demo opens by itself, and take the pictures of the documentation anew.
 
-    python -m perf.recorded grpo=runs/study/long/grpo/seed-1 ba=runs/study/long/ba/seed-1 \
-        --problems 28 --rollouts-every 12
+    python -m perf.recorded grpo=runs/quickstart-real-grpo luspo=runs/quickstart-real --problems 96
 
 Each run becomes a small copy under the given name. The demo opens them at the problem whose lengths differ most among
 those where the runs' last lengths and verdicts differ. Afterwards, read what docs/demo.md says about these runs.

@@ -58,7 +58,7 @@ def _ask(page: Any) -> None:
     """Ask the live panel's first example."""
     page.get_by_label("Start from").click()
     page.get_by_role("option").first.click()
-    page.wait_for_selector("#live-picture img:not([hidden])")
+    page.wait_for_load_state("networkidle")  # the example's picture, if it has one
     page.get_by_label("Models to ask").click()
     page.get_by_role("option").first.click()
     page.keyboard.press("Escape")

@@ -59,7 +59,7 @@ def test_a_taken_port_is_named(shown: DemoServer) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(vlm_rl.UserError, match=f"cannot listen on 127.0.0.1:{taken.getsockname()[1]}"):
-            vlm_rl.show_demo(Path(vlm_rl.__file__).parent / "demo/assets/recorded/ba", port=taken.getsockname()[1])
+            vlm_rl.show_demo(Path(vlm_rl.__file__).parent / "demo/assets/recorded/luspo", port=taken.getsockname()[1])
 
 
 @pytest.mark.slow

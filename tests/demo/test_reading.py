@@ -21,7 +21,6 @@ from tests.helpers.browser import Visit, open_browser
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.served import Served
-from vlm_rl.demo.default_runs import RECORDED, first_view
 from vlm_rl.demo.files.bundle import write_bundle
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
@@ -130,11 +129,12 @@ def test_six_checkpoints_and_a_picture_fit_on_the_first_screen(browser, served):
 
 
 @pytest.mark.slow
-def test_a_question_of_a_thousand_words_leaves_room_for_the_answers(browser):
-    """The recorded runs list 364 voters in each question: four lines of it are shown until a click."""
-    server = Served(make_server([RECORDED]))
+def test_a_question_of_a_thousand_words_leaves_room_for_the_answers(browser, tmp_path):
+    """Four lines of it are shown until a click."""
+    question = "Who won? " + " ".join(f"Voter {number} says yes." for number in range(364))
+    server = Served(make_server([build_run(tmp_path / "votes", question=question, num_problems=4).path]))
     try:
-        with visit(browser, f"{server.url}?{first_view([RECORDED])}&tab=problems", DESKTOP) as opened:
+        with visit(browser, f"{server.url}?tab=problems", DESKTOP) as opened:
             page = opened.page
             question, words = page.locator(".question"), page.locator(".question .clamped")
             assert words.bounding_box()["height"] < 100 < len(words.inner_text().split())

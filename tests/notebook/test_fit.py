@@ -197,7 +197,7 @@ def test_only_the_process_that_has_the_function_opens_the_reward() -> None:
 
 
 def test_a_plot_names_what_a_run_has() -> None:
-    recorded = RunDirectory(Path(vlm_rl.__file__).parent / "demo/assets/recorded/ba")
+    recorded = RunDirectory(Path(vlm_rl.__file__).parent / "demo/assets/recorded/luspo")
     assert len(recorded.plot("length").axes[0].lines) == 3
     assert len(recorded.plot("grad_norm").axes[0].lines) == 1
     with pytest.raises(vlm_rl.UserError, match="no metric 'grad_nrm': did you mean 'grad_norm'"):

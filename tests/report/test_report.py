@@ -25,7 +25,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.report.changes import changes_of
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.controls import control_sentences
-from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
+from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, example_html, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
@@ -464,6 +464,13 @@ def test_side_by_side_joins_by_problem_and_counts_samples(tmp_path):
     assert [e.problem_id for e in examples] == [r["problem_id"] for r in rows[:2]]
     after = examples[0].samples[1]
     assert (after.verdict, after.num_correct, after.num_samples) == ("wrong", 1, 2)
+
+
+def test_a_problem_without_images_is_told_from_one_whose_images_were_not_stored():
+    example = _example("m", False, True)
+    for images, is_missing in ((None, True), ((), False)):
+        card = example_html(replace(example, images=images), ["before", "after"])
+        assert ("no images stored" in card) == is_missing and "pictures" not in card
 
 
 def test_a_template_makes_markup_inert_and_tricks_visible():

@@ -71,18 +71,18 @@ class ProblemExample:
     question: str
     gold: str
     category: str
-    images: tuple[bytes, ...]
+    images: tuple[bytes, ...] | None  # None: too many were evaluated to store them
     samples: tuple[SampleAnswer, ...]
 
     @property
     def addresses(self) -> list[str | None]:
         """Return the images as data: addresses; None for one that does not open."""
-        return [data_uri(image) for image in self.images]
+        return [data_uri(image) for image in self.images or ()]
 
     @property
     def readable_question(self) -> str:
         """Return the question with its image markers numbered, or without the only one."""
-        return name_images(self.question, len(self.images)).strip()
+        return name_images(self.question, len(self.images or ())).strip()
 
 
 def side_by_side(results: Sequence[EvalResult]) -> list[ProblemExample]:
@@ -131,7 +131,7 @@ def _example(problem_id: str, records: Sequence[Sequence[dict[str, Any]]]) -> Pr
         question=first["question"] or "",
         gold=first["gold"] or "",
         category=first["category"] or "",
-        images=tuple(first["image"] or ()),
+        images=None if first["image"] is None else tuple(first["image"]),
         samples=tuple(_sample(samples) for samples in records),
     )
 

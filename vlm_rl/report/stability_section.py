@@ -28,7 +28,7 @@ def stability_section(runs: Sequence[RunCurves]) -> PageSection:
             benchmark,
             str(moved.num_evaluations),
             *(f"{100 * share:.1f}" for share in (moved.best, moved.last, moved.drop)),
-            "" if math.isnan(moved.between_std) else f"{100 * moved.between_std:.1f}",
+            "-" if math.isnan(moved.between_std) else f"{100 * moved.between_std:.1f}",
         ]
         for run in runs
         for benchmark, moved in run.steadiness.items()
