@@ -156,6 +156,8 @@ class Prompt:
     vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
     videos: tuple[Video, ...] = ()  # like the images
     epoch: int = 0  # of the order: a problem that one step takes twice gets different responses
+    start: EpisodeStart | None = None  # ends the user's turn, where an environment shows something first
+    start_tokens: int = 0  # of `ids`, which `start` adds
 
     @property
     def pictures(self) -> tuple[Image.Image, ...]:
@@ -164,8 +166,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EpisodeStart:
+    """What an environment shows before the first turn, as a part of the prompt, which a problem's responses share."""
+
+    text: str
+    images: tuple[bytes, ...]  # PNG of RGB on the model's grid: the very pixels; they stand behind the text
+    digest: str  # of what reset returned, and must return again for each response
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What an environment answers to a turn. It is context: no token of it has a loss, and none is in |y|."""
+    """What an environment shows: first, or in answer to a turn. No token of it has a loss, and none is in |y|."""
 
     text: str = ""
     images: tuple[bytes, ...] = ()  # encoded; they stand behind the text
@@ -237,6 +248,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()  # of an episode; (): there is no environment
     num_cached: int = 0  # prompt tokens whose keys and values the engine had, where it says so
     kept: KeptIds | None = None  # what truncation left to draw from; None: all ids
+    start: EpisodeStart | None = None  # the prompt's, as a part of which it is never in `turns`
 
     @property
     def observed(self) -> list[tuple[int, ObservedTokens]]:
@@ -296,6 +308,16 @@ class Group:
     rollouts: tuple[Rollout, ...]
     rewards: tuple[Reward, ...]
     advantages_G: np.ndarray  # float64 [G]
+
+    @property
+    def start(self) -> EpisodeStart | None:
+        """Return what the environment showed before the first turn of each response, if anything."""
+        return self.rollouts[0].start
+
+    @property
+    def shows_images(self) -> bool:
+        """Tell whether the prompt has images."""
+        return bool(self.problem.images or (self.start is not None and self.start.images))
 
     @property
     def lengths_G(self) -> np.ndarray:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ import pytest
 
 from tests.helpers.episodes import png
 from vlm_rl.config import EnvironmentConfig
-from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.turns import Shown, open_images
+from vlm_rl.data.images import open_packed
+from vlm_rl.data.prompts import PromptBuilder, StartError
+from vlm_rl.data.turns import Shown, TurnWriter, open_images
 from vlm_rl.environments.calls import written
 from vlm_rl.environments.host import EpisodeHost, HostedEpisode
 from vlm_rl.environments.script import play
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import TurnAnswer
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem
+from vlm_rl.types import EpisodeStart, Observation, Problem
 
 OWN = "tests.helpers.own_environment"
 PICTURE = png(np.random.default_rng(0), 168, 168)
@@ -51,6 +53,16 @@ def hosted(builder: PromptBuilder, name: str, **settings: Any) -> Iterator[Episo
 def bad(builder: PromptBuilder) -> Iterator[EpisodeHost]:
     with hosted(builder, f"{OWN}.Bad", timeout=1.5, max_observed_tokens=200) as host:
         yield host
+
+
+@pytest.fixture(scope="module")
+def bad_start(builder: PromptBuilder) -> Iterator[EpisodeHost]:
+    with hosted(builder, f"{OWN}.BadBeginning", timeout=1.5, max_observed_tokens=200) as host:
+        yield host
+
+
+def builder_pngs(builder: PromptBuilder, pictures: Sequence[bytes]) -> tuple[bytes, ...]:
+    return TurnWriter(builder).fit(pictures).packed
 
 
 def opened(host: EpisodeHost, builder: PromptBuilder, g: int = 0, *, step: int = 0) -> HostedEpisode:
@@ -168,11 +180,88 @@ def test_a_class_that_cannot_be_used_is_refused(builder: PromptBuilder) -> None:
         pass
 
 
-def test_an_observation_before_the_first_turn_is_refused(builder: PromptBuilder) -> None:
-    with hosted(builder, f"{OWN}.Beginning") as host:
-        answer = say(opened(host, builder), builder, "hello")
-    assert not isinstance(answer, str)
-    assert "reset returned Observation, and must return None" in answer[0].error
+def test_what_is_shown_first_ends_the_prompt_that_all_responses_share(builder: PromptBuilder) -> None:
+    with hosted(builder, f"{OWN}.Beginning", max_observed_tokens=120, max_images=1, max_pixels=28 * 28 * 9) as host:
+        plain = builder.build(PROBLEM)
+        prompt, again, other = (host.build(PROBLEM, seed=seed) for seed in (0, 0, 1))
+        start = prompt.start
+        assert start is not None and again.start is not None and other.start is not None
+        assert (start.text, start.images) == (again.start.text, again.start.images)
+        assert start.text != other.start.text, "another seed, another start"
+        assert f"How many?{builder.template.suffix}\n\n{start.text}" in prompt.text
+        assert prompt.text.count(start.text) == 1
+        assert prompt.start_tokens == len(prompt.ids) - len(plain.ids) <= 120
+        (_, shown), (packed,) = prompt.images, open_packed(start.images)
+        assert shown.tobytes() == packed.tobytes()
+        assert shown.width * shown.height <= 28 * 28 * 9
+        assert len(prompt.vision["image_grid_thw"]) == 2
+        asked = host.episodes([PROBLEM], seed=0, step=3)
+        told = [say(asked.open(0, g, prompt), builder, "seven")[0] for g in range(2)]
+        assert isinstance(told[0], Observation) and isinstance(told[1], Observation)
+        assert told[0].text == told[1].text, "each response's own environment begins alike"
+        full = asked.open(0, 2, prompt)
+        assert (full.num_observed, full.num_images) == (prompt.start_tokens, 1), "what is shown first counts"
+
+
+def test_a_prompt_with_a_start_is_what_the_model_s_own_processor_makes(builder: PromptBuilder) -> None:
+    """The words hold no control token and no marker, so that the processor may be given them as they are."""
+    pictures = (png(np.random.default_rng(1), 84, 56), png(np.random.default_rng(2), 56, 56))
+    for problem in (PROBLEM, Problem("t", "How many?", (), "3", "integer")):
+        start = EpisodeStart("A board.", builder_pngs(builder, pictures), "")
+        prompt = builder.build(problem, start=start)
+        image = [{"type": "image"}]
+        text = {"type": "text", "text": f"How many?{builder.template.suffix}\n\nA board."}
+        messages = [
+            {"role": "system", "content": builder.as_content(builder.template.system)},
+            {"role": "user", "content": [*image * len(problem.images), text, *image * 2]},
+        ]
+        processor: Any = builder.processor
+        chat = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert prompt.text == chat + builder.template.prefill
+        made = processor(text=[prompt.text], images=list(prompt.images), return_tensors="np", do_resize=False)
+        assert prompt.ids.tolist() == made["input_ids"][0].tolist()
+        assert np.array_equal(prompt.vision["image_grid_thw"], made["image_grid_thw"])
+        assert np.array_equal(prompt.vision["pixel_values"], made["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("raise", "failed: ValueError: no such world"),
+        ("exit", "failed: its process ended with exit code 3"),
+        ("hang", r"failed: no answer within 1\.5 s"),
+        ("number", "failed: TypeError: reset returned int, neither an Observation nor None"),
+        ("refuse", "failed: no world is left"),
+        ("long", r"shows 1,000,000 characters, more than environment\.max_observed_tokens \(200\)"),
+        ("wide", r"shows \d+ tokens, more than environment\.max_observed_tokens \(200\)"),
+        ("broken", "cannot be shown: image 0"),
+        ("many", r"shows 5 images, more than environment\.max_images \(4\)"),
+    ],
+)
+def test_a_bad_start_is_told_with_the_environment_and_the_problem(
+    question: str, told: str, bad_start: EpisodeHost
+) -> None:
+    problem = replace(PROBLEM, question=question, images=())
+    with pytest.raises(StartError, match=rf"environment {OWN}\.BadBeginning: reset of problem 'p' {told}"):
+        bad_start.build(problem, seed=0)
+
+
+def test_a_reset_that_shows_something_else_ends_the_run(bad_start: EpisodeHost, builder: PromptBuilder) -> None:
+    problem = replace(PROBLEM, question="later", images=())
+    prompt = bad_start.build(problem, seed=0)
+    assert prompt.text.count("world") == 1
+    episode = bad_start.episodes([problem], seed=0, step=0).open(0, 0, prompt)
+    with pytest.raises(UserError, match=rf"{OWN}\.BadBeginning: reset of problem 'p' shows something else"):
+        say(episode, builder, "hello")
+
+
+def test_an_empty_start_is_none(bad_start: EpisodeHost, builder: PromptBuilder) -> None:
+    problem = replace(PROBLEM, question="nothing", images=())
+    prompt = bad_start.build(problem, seed=0)
+    assert prompt.start is None
+    assert prompt.text == builder.build(problem).text
+    seeds = {bad_start.episodes([problem], seed=0, step=0).open(0, g, prompt).seed for g in range(2)}
+    assert len(seeds) == 2, "a seed for each response, as where reset returns None"
 
 
 def test_what_is_observed_has_limits(builder: PromptBuilder) -> None:

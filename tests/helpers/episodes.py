@@ -20,7 +20,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter, as_prompt, open_images
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.samplers.base import TurnAnswer
-from vlm_rl.types import Observation, Prompt, Rollout, Turn
+from vlm_rl.types import EpisodeStart, Observation, Prompt, Rollout, Turn
 
 ENDS = 60  # ordinary tokens that end a turn of a random model, beside its own
 
@@ -64,6 +64,12 @@ class RandomEpisode:
 def random_observation(rng: np.random.Generator) -> Observation:
     images = tuple(png(rng, *(int(side) for side in rng.integers(30, 90, 2))) for _ in range(rng.integers(3)))
     return Observation("seen: 7 <|im_end|>" * int(rng.integers(2)) or " ", images)
+
+
+def random_start(writer: TurnWriter, rng: np.random.Generator, num_images: int) -> EpisodeStart:
+    """Return what an environment shows before the first turn, with so many pictures."""
+    pictures = [png(rng, *(int(side) for side in rng.integers(30, 90, 2))) for _ in range(num_images)]
+    return EpisodeStart("a board <image> <|im_end|>" * int(rng.integers(2)), writer.fit(pictures).packed, "")
 
 
 def random_episode(

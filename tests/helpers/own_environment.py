@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import random
 import time
@@ -22,7 +23,7 @@ class Counter:
     def __init__(self, most: int = 3) -> None:
         self.most = most
 
-    async def reset(self, problem: Problem, seed: int) -> None:
+    async def reset(self, problem: Problem, seed: int) -> Observation | None:
         self.problem, self.turns, self.noise = problem, 0, random.Random(seed)
 
     async def step(self, text: str) -> Observation | Done:
@@ -68,14 +69,6 @@ class Bad(Counter):
         return await super().step(text)
 
 
-class Beginning(Counter):
-    """Would like to show something before the first turn."""
-
-    async def reset(self, problem: Problem, seed: int) -> Observation:  # type: ignore[override]
-        await super().reset(problem, seed)
-        return Observation("welcome")
-
-
 class Sync:
     def reset(self, problem: Problem, seed: int) -> None: ...
     def step(self, text: str) -> None: ...
@@ -88,7 +81,56 @@ class Pictures(Counter):
         answer = await super().step(text)
         if isinstance(answer, Done):
             return answer
+        return Observation(answer.text, (self.picture(),), tool="look")
+
+    def picture(self) -> bytes:
         size = (self.noise.randrange(28, 80), self.noise.randrange(28, 80))
         buffer = io.BytesIO()
         Image.frombytes("RGB", size, self.noise.randbytes(3 * size[0] * size[1])).save(buffer, "PNG")
-        return Observation(answer.text, (buffer.getvalue(),), tool="look")
+        return buffer.getvalue()
+
+
+class Beginning(Pictures):
+    """Shows a picture and a number before the first turn. Answers are wrong until they hold the right one."""
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        await super().reset(problem, seed)
+        return Observation(f"welcome <image> <|im_end|>: {self.noise.randrange(1000)}", (self.picture(),))
+
+    async def step(self, text: str) -> Observation | Done:
+        self.turns += 1
+        if self.turns > self.most or f"{{{self.problem.answer}}}" in text:
+            return Done()
+        return Observation(f"That is wrong, {self.noise.randrange(1000)}")
+
+
+_resets = itertools.count()
+
+
+class BadBeginning(Counter):
+    """Does before the first turn what the question says."""
+
+    async def reset(self, problem: Problem, seed: int) -> Observation | None:
+        await super().reset(problem, seed)
+        text = problem.question
+        if "raise" in text:
+            raise ValueError("no such world")
+        if "exit" in text:
+            os._exit(3)
+        if "hang" in text:
+            time.sleep(600)
+        if "number" in text:
+            return 7  # type: ignore[return-value]
+        if "refuse" in text:
+            return Observation(error="no world is left")
+        if "long" in text:
+            return Observation("x" * 1_000_000)
+        if "wide" in text:
+            return Observation("one two three " * 100)
+        if "broken" in text:
+            return Observation("", (b"no picture",))
+        if "many" in text:
+            return Observation("", (b"",) * 5)
+        if "later" in text and next(_resets):
+            return Observation("another world")
+        return Observation() if "nothing" in text else Observation("world")

@@ -31,6 +31,6 @@ def sampling_of(config: Config, *, responses: int = 2) -> GroupSampling:
         ],
         abort=lambda: None,
     )
-    builder: Any = SimpleNamespace(build=lambda problem: bare_prompt(problem.id))
+    builder: Any = SimpleNamespace(build=lambda problem, start=None: bare_prompt(problem.id))
     params, order = SamplingParams(1.0, 99, responses), PromptOrder(len(PROBLEMS), 0)
     return GroupSampling(config, params, PROBLEMS, builder, reward, order, Ledger())

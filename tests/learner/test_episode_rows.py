@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.episodes import open_reference, png, random_episode, reference_logps
+from tests.helpers.episodes import open_reference, png, random_episode, random_start, reference_logps
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.data.turns import TurnWriter, as_prompt
 from vlm_rl.learner.packing import Chunk, PackedRow, pack_row
@@ -37,6 +37,14 @@ class Rows:
             problem(id="text", question="How many in all?", images=()),
         ]
         self.prompts = [self.builder.build(problem) for problem in self.problems]
+
+    def start(self, num_images: list[int], seed: int) -> None:
+        """Let the environment show so many pictures before the first turn of each problem's episodes."""
+        rng = np.random.default_rng(seed)
+        self.prompts = [
+            self.builder.build(problem, start=random_start(self.writer, rng, number))
+            for problem, number in zip(self.problems, num_images, strict=True)
+        ]
 
     def groups(self, turns: list[list[int]], seed: int) -> list[Group]:
         rng = np.random.default_rng(seed)
@@ -75,8 +83,12 @@ TURNS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=2
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(turns=TURNS, seed=st.integers(0, 999))
-def test_rows_of_episodes_equal_the_unmodified_model(rows: Rows, turns: list[list[int]], seed: int) -> None:
+@given(turns=TURNS, shown=st.lists(st.integers(0, 2), min_size=2, max_size=2), seed=st.integers(0, 999))
+def test_rows_of_episodes_equal_the_unmodified_model(
+    rows: Rows, turns: list[list[int]], shown: list[int], seed: int
+) -> None:
+    rows.start(shown, seed)
+    assert [len(prompt.images) for prompt in rows.prompts] == [1 + shown[0], shown[1]]
     groups = rows.groups(turns, seed)
     with torch.no_grad():
         expected = rows.expected(groups)
@@ -86,6 +98,7 @@ def test_rows_of_episodes_equal_the_unmodified_model(rows: Rows, turns: list[lis
 
 
 def test_gradients_equal_the_unmodified_model(rows: Rows) -> None:
+    rows.start([1, 2], seed=4)
     groups = rows.groups([[3, 1, 2], [2, 4]], seed=5)
     weights = torch.from_numpy(np.random.default_rng(1).normal(size=len(rows.expected(groups)))).float()
     rows.reference.zero_grad()

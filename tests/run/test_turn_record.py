@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from PIL import Image
 
 from tests.helpers.episodes import png
 from vlm_rl.errors import UserError
+from vlm_rl.report.examples import ProblemExample, SampleAnswer, example_html
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
-from vlm_rl.run.turn_record import LARGEST_SIDE, read_turns, turns_column
-from vlm_rl.types import Grade, Group, Observation, ObservedTokens, Problem, Reward, Rollout, Turn
+from vlm_rl.run.turn_record import LARGEST_SIDE, conversation, read_turns, turns_column
+from vlm_rl.types import EpisodeStart, Grade, Group, Observation, ObservedTokens, Problem, Reward, Rollout, Turn
 
 
 def rollout() -> Rollout:
@@ -38,6 +40,25 @@ def test_an_episode_comes_back_as_it_was_with_small_pictures() -> None:
     assert first.addresses[0].startswith("data:image/jpeg;base64,")
     assert (second.text, second.answer, second.error, second.images) == ("<b>&", "Error: no", "no", ())
     assert (last.answer, last.images, last.ending) == ("", (), "done")
+
+
+def test_what_was_shown_first_comes_before_the_turns() -> None:
+    """In the column, for readers of plain text, and in a report's and the demo's pages."""
+    picture = png(np.random.default_rng(0), 112, 112)
+    begun = replace(rollout(), start=EpisodeStart("a <b> board", (picture,), ""))
+    start, *turns = stored = read_turns(turns_column(begun))
+    assert (start.is_start, start.answer, len(start.images)) == (True, "a <b> board", 1)
+    assert [turn.text for turn in turns] == ["look", "<b>&", "5"] and not any(turn.is_start for turn in turns)
+    assert conversation(stored).startswith("[the environment: a <b> board, an image]\n\nlook\n\n[zoom: an image]")
+    grade = {"extracted": "5", "verdict": "correct", "reason": "equal"}
+    sample = SampleAnswer(None, "5", **grade, length=6, truncated=False, num_correct=1, num_samples=1, earlier=())
+    texts = []
+    for earlier in (stored[:-1], turns[:-1]):
+        sample = replace(sample, earlier=tuple(earlier))
+        example = ProblemExample("p", "How many?", "5", "", (), (sample,))
+        texts.append(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", str(example_html(example, ["after"])))))
+    assert "the environment shows first a &lt;b&gt; board turn 1 look zoom answers turn 2" in texts[0]
+    assert "shows first" not in texts[1] and "turn 1 look zoom answers turn 2" in texts[1]
 
 
 def test_a_response_of_one_turn_and_an_older_file_have_none(tmp_path: Path) -> None:

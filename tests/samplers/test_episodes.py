@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.episodes import RandomEpisode, RandomEpisodes, largest_gap, let_turns_end, open_reference, png
+from tests.helpers.episodes import (
+    RandomEpisode,
+    RandomEpisodes,
+    largest_gap,
+    let_turns_end,
+    open_reference,
+    png,
+    random_start,
+)
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import InProcessSampler, SampleRequest, SamplingParams, TurnAnswer
@@ -39,9 +47,13 @@ def builder(model: Path) -> PromptBuilder:
 
 @pytest.fixture(scope="module")
 def prompts(builder: PromptBuilder) -> list[Prompt]:
-    rng = np.random.default_rng(1)
+    """Return three prompts; the environment shows something before the first turn of the second and the third."""
+    rng, writer = np.random.default_rng(1), TurnWriter(builder)
     return [
-        builder.build(Problem(f"p{i}", "<image>How many?", (png(rng, 60 + 20 * i, 70),), "3", "integer"))
+        builder.build(
+            Problem(f"p{i}", "<image>How many?", (png(rng, 60 + 20 * i, 70),), "3", "integer"),
+            start=random_start(writer, rng, i) if i else None,
+        )
         for i in range(3)
     ]
 

@@ -9,33 +9,42 @@ import pytest
 from tests.helpers.toy_runs import Toys, assert_equal_runs, rollouts_of
 from vlm_rl.run.turn_record import read_turns
 
-CHECK: dict[str, Any] = {"name": "answer_check", "options": {"tries": 3}, "max_observed_tokens": 120}
-PICTURES: dict[str, Any] = {
+OWN: dict[str, Any] = {"allow_class": True, "options": {"most": 2}, "max_pixels": 6272}
+BEGINNING: dict[str, Any] = OWN | {
+    "name": "tests.helpers.own_environment.Beginning",
+    "max_observed_tokens": 250,
+}
+PICTURES: dict[str, Any] = OWN | {
     "name": "tests.helpers.own_environment.Pictures",
-    "allow_class": True,
-    "options": {"most": 2},
     "max_observed_tokens": 160,
-    "max_pixels": 6272,
 }
 ROWS: dict[str, Any] = {"train": {"micro_batch_tokens": 500}, "rollout": {"max_tokens": 42}}
 
 
 def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
-    """Two steps, a resume, two more: as four in one go. Wrong answers are told to be wrong, up to twice."""
-    whole = toys.train_run("episodes", environment=CHECK, **ROWS)
-    toys.train_run("episodes-cut", environment=CHECK, rollout=ROWS["rollout"], train=ROWS["train"] | {"steps": 2})
-    result = toys.runner("train", str(toys.config("episodes-cut", environment=CHECK, **ROWS)), "--resume")
+    """Two steps, a resume, two more: as four in one go.
+
+    A picture is shown before the first turn, and wrong answers are told to be wrong, up to twice.
+    """
+    how: dict[str, Any] = {"environment": BEGINNING, "data": {"max_prompt_tokens": 512}}
+    whole = toys.train_run("episodes", **how, **ROWS)
+    toys.train_run("episodes-cut", **how, rollout=ROWS["rollout"], train=ROWS["train"] | {"steps": 2})
+    result = toys.runner("train", str(toys.config("episodes-cut", **how, **ROWS)), "--resume")
     assert result.code == 0, result.output[-3000:]
     assert_equal_runs(toys.run("episodes-cut"), whole)
     rows = [row for step in rollouts_of(whole) for row in step]
     episodes = [read_turns(row["turns"]) for row in rows]
-    assert max(map(len, episodes)) == 3
-    for row, turns in zip(rows, episodes, strict=True):
+    assert max(map(len, episodes)) == 1 + 3
+    starts: dict[str, set[tuple[str, tuple[bytes, ...]]]] = {}
+    for row, (start, *turns) in zip(rows, episodes, strict=True):
+        assert start.is_start and start.answer.startswith("welcome <image> <|im_end|>: ") and len(start.images) == 1
+        starts.setdefault(row["prompt_id"], set()).add((start.answer, start.images))
         assert row["length"] == len(row["token_ids"]) == sum(turn.num_tokens for turn in turns)
         assert row["text"] == turns[-1].text
         if row["verdict"] == "correct":
             assert turns[-1].ending == "done"
         assert all("wrong" in turn.answer for turn in turns[:-1])
+    assert len(starts) > 1 and all(len(shown) == 1 for shown in starts.values()), "a problem begins alike every time"
     for record in whole.metrics():
         assert record["episode/turns"] > 1.5 and record["episode/observed_tokens"] > 5
         assert record["rollout/logprob_gap"] < 1e-5

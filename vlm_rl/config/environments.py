@@ -27,16 +27,16 @@ class EnvironmentConfig(ConfigSection):
     max_turns: PositiveInt = 5
     """Most turns of the policy in an episode; what the last one calls is not shown to it."""
     max_observed_tokens: PositiveInt = 2048
-    """Most tokens that an episode observes, images included. They are not in rollout.max_tokens, which all turns
-    together sample."""
+    """Most tokens that an episode observes, images and what is shown before the first turn included. They are not in
+    rollout.max_tokens, which all turns together sample."""
     max_images: NonNegativeInt = 4
-    """Most images that an episode observes."""
+    """Most images that an episode observes, before its first turn and after."""
     min_pixels: PositiveInt | None = None
     """Least pixels of an observed image, which is enlarged to it; null: data.min_pixels."""
     max_pixels: PositiveInt | None = None
     """Most pixels of an observed image, which is reduced to it; null: data.max_pixels."""
     timeout: PositiveFloat = 30.0
-    """Seconds that the answer to one turn may take, once it is its turn; later it is an error."""
+    """Seconds that the answer to one turn, or a reset, may take, once it is its turn; later it is an error."""
     workers: PositiveInt = 2
     """Processes of each rank in which your own class runs, or programs and answers that are judged at the same
     time."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -206,6 +206,11 @@ def _guarded(step: Callable[[], T], where: str) -> T:
         raise UserError(f"{where}: the image has far more pixels than any limit allows") from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, zlib.error and others
         raise UserError(f"{where}: the image cannot be decoded: {error or type(error).__name__}") from None
+
+
+def open_packed(images: Iterable[bytes]) -> tuple[Image.Image, ...]:
+    """Return images of an environment, which this program has fitted and packed as PNG, as the sampler gets them."""
+    return tuple(Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB") for data in images)
 
 
 def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None:

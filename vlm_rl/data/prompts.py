@@ -11,7 +11,7 @@ written in a question is encoded as the characters it is made of, never as the t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
@@ -26,18 +26,43 @@ from PIL import Image
 from torch import nn
 
 from vlm_rl.data.chat_templates import try_template
-from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
+from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, open_packed
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.model_files.tag_spelling import are_untrained, is_spelled_plainly, single_tokens, spell_plainly
 from vlm_rl.templates import THINK, Template
-from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
+from vlm_rl.types import (
+    IMAGE_MARKER,
+    EpisodeStart,
+    Problem,
+    Prompt,
+    Video,
+    group_by_marker,
+    marker_fault,
+    split_at_markers,
+)
 
 _MOST_RENDERED = 1000  # skeletons that are kept
 
+_MOST_FAILED_STARTS = 64  # in a row
+
 _LONGEST_CHARACTER = 4  # tokens: UTF-8 has four bytes at most
+
+
+class StartError(UserError):
+    """Raised where an environment shows nothing that could begin an episode: its problem is left out."""
+
+
+def refuse_failing_resets(faults: Sequence[str]) -> None:
+    """Raise UserError where so many resets in a row have failed that going on might never end.
+
+    Args:
+        faults: the messages of their StartErrors, since the last one that did not fail.
+    """
+    if len(faults) >= _MOST_FAILED_STARTS:
+        raise UserError(f"{len(faults)} resets in a row failed; the last one: {faults[-1]}")
 
 
 class PromptBuilder:
@@ -189,10 +214,29 @@ class PromptBuilder:
                 self._check_takes_videos(problem)
                 self.max_videos = max(self.max_videos, len(problem.videos))
 
-    def build(self, problem: Problem) -> Prompt:
-        """Render a problem. Raises UserError naming the problem if its text or images cannot be used."""
+    def build(self, problem: Problem, *, start: EpisodeStart | None = None) -> Prompt:
+        """Render a problem.
+
+        Args:
+            problem: what is asked.
+            start: what the environment shows first. It ends the user's turn: a blank line, its text, its images.
+
+        Raises:
+            UserError: its text or images cannot be used; the message names the problem.
+            StartError: the same for the start; the message ends a sentence that names both.
+        """
         media = self._media(problem)
         text, sampler_ids = self._render_unexpanded(problem)
+        num_tokens = 0
+        if start is not None:
+            num_without = len(sampler_ids)
+            try:
+                text, sampler_ids = self._render_unexpanded(problem, start)
+            except UserError:
+                raise StartError("holds a control token of the model in its text") from None
+            shown = open_packed(start.images)
+            media += shown
+            num_tokens = len(sampler_ids) - num_without + sum(len(ids) - 1 for ids in self.expansions(shown))
         vision, expansions = self._encoded(media)
         return Prompt(
             problem_id=problem.id,
@@ -203,6 +247,8 @@ class PromptBuilder:
             images=tuple(item for item in media if not isinstance(item, Video)),
             vision=vision,
             videos=tuple(item for item in media if isinstance(item, Video)),
+            start=start,
+            start_tokens=num_tokens,
         )
 
     def vision_of(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
@@ -238,19 +284,21 @@ class PromptBuilder:
             count += len(self.family.encode([video], **self._image_options)[1][0]) - 1
         return count
 
-    def _render_unexpanded(self, problem: Problem) -> tuple[str, list[int]]:
+    def _render_unexpanded(self, problem: Problem, start: EpisodeStart | None = None) -> tuple[str, list[int]]:
         """Return (rendered text, ids with one placeholder per image or video)."""
         texts, markers = split_at_markers(problem.question, problem.videos)
-        texts = [str(problem.meta.get("system", "")), *texts]
+        texts = [str(problem.meta.get("system", "")), *texts, start.text if start is not None else ""]
         sentinels = make_sentinels(texts)
-        if not texts[0]:
-            sentinels[0] = ""
-        if markers:
-            sentinels[1:] = [
-                sentinel if text else "" for sentinel, text in zip(sentinels[1:], texts[1:], strict=True)
-            ]
-        shown = [*sentinels[1:-1], sentinels[-1] + self.template.suffix]
-        messages = [*self._system(sentinels[0]), self._user(shown, markers)]
+        more = len(start.images) if start is not None else 0
+        for place, text in enumerate(texts):
+            if not text and (markers or more or place in (0, len(texts) - 1)):
+                sentinels[place] = ""
+        of_system, *of_question, of_start = sentinels
+        last = of_question[-1] + self.template.suffix
+        if of_start:
+            last += f"\n\n{of_start}" if last else of_start
+        shown = self._user([*of_question[:-1], last, *[""] * more], [*markers, *[IMAGE_MARKER] * more])
+        messages = [*self._system(of_system), shown]
         skeleton = self.render(messages) + self.template.prefill
         text = skeleton
         original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
@@ -470,13 +518,32 @@ class PromptBuilder:
 class PromptCache:
     """The prompts of one training step, each built once. It ends with its step: an epoch's pixels fill the memory."""
 
-    def __init__(self, builder: PromptBuilder) -> None:
-        self._builder = builder
+    def __init__(self, builder: PromptBuilder, build: Callable[[Problem], Prompt] | None = None) -> None:
+        """Begin without a prompt.
+
+        Args:
+            builder: the prompt builder of the model.
+            build: builds a prompt with it, with what an environment shows first; None: there is no environment.
+        """
+        self._builder, self._build = builder, builder.build if build is None else build
         self._prompts: dict[str, Prompt] = {}
+        self._faults: dict[str, StartError] = {}  # an environment is not asked for a start twice
 
     def __getitem__(self, problem: Problem) -> Prompt:
+        if problem.id in self._faults:
+            raise self._faults[problem.id]
         if problem.id not in self._prompts:
-            self._prompts[problem.id] = self._builder.build(problem)
+            try:
+                self._prompts[problem.id] = self._build(problem)
+            except StartError as error:
+                self._faults[problem.id] = error
+                raise
+        return self._prompts[problem.id]
+
+    def with_start(self, problem: Problem, start: EpisodeStart | None) -> Prompt:
+        """Return the prompt of a problem whose start is known, maybe from another rank."""
+        if problem.id not in self._prompts:
+            self._prompts[problem.id] = self._builder.build(problem, start=start)
         return self._prompts[problem.id]
 
     @contextmanager

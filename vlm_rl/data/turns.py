@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from vlm_rl.data.images import TEST_LIMITS, decode_image
+from vlm_rl.data.images import TEST_LIMITS, decode_image, open_packed
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.types import Observation, ObservedTokens, Prompt
@@ -181,7 +181,7 @@ def as_prompt(builder: PromptBuilder, observed: ObservedTokens) -> Prompt:
 
 def open_images(observed: ObservedTokens) -> tuple[Image.Image, ...]:
     """Return the images as the sampler gets them."""
-    return tuple(Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB") for data in observed.images)
+    return open_packed(observed.images)
 
 
 def _packed(image: Image.Image) -> bytes:

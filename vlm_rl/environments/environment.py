@@ -12,11 +12,13 @@
                 return Done()
             return Observation("too small" if int(numbers[-1]) < self.gold else "too large")
 
-There is one object for each response. Loads no torch.
+There is one object for each response. What its reset returns, if anything, is shown to the model before the first
+turn, as the end of the prompt that all responses to a problem share. Loads no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,7 +26,19 @@ from typing import Any, Protocol
 from vlm_rl.errors import UserError, near
 from vlm_rl.types import Observation, Problem
 
-__all__ = ["Done", "Environment", "EnvironmentSetup", "Observation"]
+__all__ = ["Done", "Environment", "EnvironmentSetup", "Observation", "StartDiffersError", "digest_of"]
+
+
+class StartDiffersError(UserError):
+    """Raised where the reset of a response shows something else than its prompt."""
+
+
+def digest_of(shown: Observation | None) -> str:
+    """Return a digest of what a reset returns, "" for nothing."""
+    if shown is None or not (shown.text or shown.images or shown.error):
+        return ""
+    parts = [repr((shown.text, shown.error, shown.tool)).encode(), *shown.images]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +53,13 @@ class Environment(Protocol):
 
     instructions: str  # what the system's message says about it; the same for all problems
 
-    async def reset(self, problem: Problem, seed: int) -> None:
-        """Begin an episode. All noise of the environment comes from the seed, so that a resumed run repeats it."""
+    async def reset(self, problem: Problem, seed: int) -> Observation | None:
+        """Begin an episode, and return what is shown before the first turn, if anything.
+
+        All noise of the environment comes from the seed, so that a resumed run repeats it. An environment that shows
+        something gets the seed of the problem, in each of its responses: it must show the same each time. One that
+        shows nothing gets a seed for each response.
+        """
         ...
 
     async def step(self, text: str) -> Observation | Done:

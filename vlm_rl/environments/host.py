@@ -1,36 +1,50 @@
 """The environments of a run: opened, kept within their limits, and their answers turned into token ids.
 
     host = EpisodeHost(config.environment, builder, grade=grade)
+    prompts = [host.build(problem, seed=0) for problem in problems]
     request = SampleRequest(prompts, params, seed=0, step=0, episodes=host.episodes(problems, seed=0, step=0))
 
 Whatever an environment does, an episode gets an answer: what it raises, an image that cannot be shown, a text that is
-too long or an answer that is too late become an observation that says so, and count as errors.
+too long or an answer that is too late become an observation that says so, and count as errors. What it shows before
+the first turn is a part of the prompt, and a problem for which that fails has no prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from vlm_rl.config import EnvironmentConfig
-from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.prompts import PromptBuilder, StartError
 from vlm_rl.data.turns import TurnError, TurnWriter
-from vlm_rl.environments.environment import Done, Environment, EnvironmentSetup, Observation
+from vlm_rl.distributed import alive
+from vlm_rl.environments.environment import (
+    Done,
+    Environment,
+    EnvironmentSetup,
+    Observation,
+    StartDiffersError,
+    digest_of,
+)
 from vlm_rl.environments.own import OwnEnvironments
 from vlm_rl.environments.registry import ENVIRONMENTS
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.run.cores import allowed_cores
 from vlm_rl.samplers.base import TurnAnswer, response_seed
-from vlm_rl.types import Problem, Prompt
+from vlm_rl.types import EpisodeStart, Problem, Prompt
 
 _LONGEST_ERROR = 300  # characters
 _MOST_THREADS = 32  # for quick answers: as many as asyncio keeps, so that none waits there
+_WAIT_SECONDS = 1.0  # between two signs of life while a reset is waited for
 _CHARACTERS = 16  # of a token: more are not encoded to find out that they are too many
 
 
@@ -58,7 +72,7 @@ class EpisodeHost:
         sandbox that it needs, and a chat template without a place for its answers.
         """
         assert config.name is not None
-        self.config = config
+        self.config, self._builder = config, builder
         self.writer = TurnWriter(builder, min_pixels=config.min_pixels, max_pixels=config.max_pixels)
         self._own: OwnEnvironments | None = None
         self._setup = EnvironmentSetup(
@@ -95,6 +109,68 @@ class EpisodeHost:
         """Return what an evaluation's numbers depend on, as plain JSON."""
         return self.config.model_dump(exclude={"allow_class", "workers"})
 
+    def build(self, problem: Problem, *, seed: int, asked_as: Problem | None = None) -> Prompt:
+        """Return the prompt of a problem, with what the environment shows before the first turn.
+
+        Args:
+            problem: what the environment is reset with.
+            seed: of the run, as it is given to `episodes`.
+            asked_as: the problem in other words, as the model reads it; None: as it is.
+
+        Raises:
+            UserError: as PromptBuilder.build does.
+            StartError: its reset fails or is late, or what it shows cannot be shown or is too much for an episode.
+        """
+        config = self.config
+        try:
+            start = self._start(problem, seed)
+            prompt = self._builder.build(asked_as or problem, start=start)
+            if prompt.start_tokens > config.max_observed_tokens:
+                raise StartError(
+                    f"shows {prompt.start_tokens} tokens, more than environment.max_observed_tokens "
+                    f"({config.max_observed_tokens})"
+                )
+        except StartError as error:
+            raise StartError(f"environment {config.name}: reset of problem {problem.id!r} {error}") from None
+        return prompt
+
+    def _start(self, problem: Problem, seed: int) -> EpisodeStart | None:
+        """Return what is shown before the first turn. Raises StartError, whose message ends a sentence."""
+        config = self.config
+        asked = self.run(self._reset(problem, start_seed(seed, problem)))
+        while wait_for([asked], timeout=_WAIT_SECONDS).not_done:
+            alive()
+        try:
+            shown: Observation | None = asked.result()
+            if not (digest := digest_of(shown)) or shown is None:
+                return None
+            if shown.error:
+                raise StartError(f"failed: {written(shown.error)}"[:_LONGEST_ERROR])
+            if len(shown.images) > config.max_images:
+                raise StartError(
+                    f"shows {len(shown.images)} images, more than environment.max_images ({config.max_images})"
+                )
+            if len(shown.text) > _CHARACTERS * config.max_observed_tokens:
+                raise StartError(
+                    f"shows {len(shown.text):,} characters, more than environment.max_observed_tokens "
+                    f"({config.max_observed_tokens}) can be"
+                )
+            return EpisodeStart(written(shown.text), self.writer.fit(shown.images).packed, digest)
+        except (StartError, TurnError) as error:
+            raise StartError(str(error)) from None
+        except TimeoutError:
+            raise StartError(f"failed: no answer within {config.timeout:g} s") from None
+        except Exception as error:
+            kind = "" if self._own is not None else f"{type(error).__name__}: "  # an own class's is in the message
+            raise StartError(f"failed: {kind}{written(str(error))}"[:_LONGEST_ERROR]) from None
+
+    async def _reset(self, problem: Problem, seed: int) -> Observation | None:
+        if self._own is not None:
+            return await self._own.start(problem, seed)  # it has a limit in its own process
+        factory, _ = ENVIRONMENTS[str(self.config.name)]
+        async with asyncio.timeout(self.config.timeout):
+            return await factory(self._setup).reset(problem, seed)
+
     def episodes(self, problems: Sequence[Problem], *, seed: int, step: int) -> HostedEpisodes:
         """Return what a sampler asks during one request, whose prompts are those of these problems, in order."""
         return HostedEpisodes(self, problems, seed=seed, step=step)
@@ -112,7 +188,7 @@ class EpisodeHost:
     def make(self, prompt: Prompt, *, number: int, key: str) -> Environment:
         """Return the environment of one episode."""
         if self._own is not None:
-            return self._own.open(number, key)
+            return self._own.open(number, key, prompt.start.digest if prompt.start is not None else "")
         sizes = [image.size for image in prompt.images]
         factory, _ = ENVIRONMENTS[str(self.config.name)]
         return factory(replace(self._setup, shown=lambda problem: sizes))
@@ -133,8 +209,12 @@ class HostedEpisodes:
         """Begin the episode of response g to a prompt."""
         key = f"{self._seed}/{self._step}/{prompt.epoch}/{prompt.problem_id}/{g}"
         environment = self._host.make(prompt, number=index + g, key=key)
-        seed = response_seed(self._seed, self._step, prompt, g, sampled=-1)  # no turn has this one
-        return HostedEpisode(self._host, environment, self._problems[index], seed)
+        problem, start = self._problems[index], prompt.start
+        if start is None:
+            seed = response_seed(self._seed, self._step, prompt, g, sampled=-1)  # no turn has this one
+            return HostedEpisode(self._host, environment, problem, seed)
+        seed, used = start_seed(self._seed, problem), (prompt.start_tokens, len(start.images))
+        return HostedEpisode(self._host, environment, problem, seed, start.digest, False, *used)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +225,7 @@ class HostedEpisode:
     environment: Environment
     problem: Problem
     seed: int
+    start: str = ""  # the digest of what reset must return
     has_begun: bool = False
     num_observed: int = 0  # tokens
     num_images: int = 0
@@ -179,6 +260,12 @@ class HostedEpisode:
                 return await self._stepped(text)
             async with host.quick_places if self.is_quick else host.places, asyncio.timeout(timeout):
                 return await self._stepped(text)
+        except StartDiffersError:
+            raise StartDiffersError(
+                f"environment {host.config.name}: reset of problem {self.problem.id!r} shows something else for a "
+                "response than in the prompt that it shares: reset must be a function of problem and seed, and show "
+                "something for every seed or for none"
+            ) from None
         except TimeoutError as error:
             return failed(str(error) or f"no answer within {timeout:g} s")
         except Exception as error:
@@ -186,7 +273,10 @@ class HostedEpisode:
 
     async def _stepped(self, text: str) -> Observation | Done:
         if not self.has_begun:
-            await self.environment.reset(self.problem, self.seed)
+            shown = await self.environment.reset(self.problem, self.seed)
+            is_compared_elsewhere = self.host.config.is_own  # where the class runs
+            if not is_compared_elsewhere and digest_of(shown) != self.start:
+                raise StartDiffersError
             self.has_begun = True
         return await self.environment.step(text)
 
@@ -224,6 +314,12 @@ def open_host(config: EnvironmentConfig, builder: PromptBuilder, grader: Grader)
         return grader.grade_many([task_of(problem, text, builder.template)])[0].correct
 
     return EpisodeHost(config, builder, grade=grade)
+
+
+def start_seed(seed: int, problem: Problem) -> int:
+    """Return the seed of what is shown before the first turn: of a run's seed and a problem, whenever it is taken."""
+    key = json.dumps([seed, problem.id]).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
 def failed(why: str) -> Observation:

@@ -40,14 +40,30 @@ class OwnEnvironments:
             self.close()
             raise UserError(f"environment.name is {path!r}, and cannot be used: {error}") from None
 
-    def open(self, number: int, key: str) -> OwnEnvironment:
+    def open(self, number: int, key: str, start: str) -> OwnEnvironment:
         """Return the environment of one episode.
 
         Args:
             number: of the episode, which chooses its process.
             key: which no other episode has.
+            start: the digest of what its reset must show.
         """
-        return OwnEnvironment(self, self._pools[number % len(self._pools)], key)
+        return OwnEnvironment(self, self._pools[number % len(self._pools)], key, start)
+
+    async def start(self, problem: Problem, seed: int) -> Observation | None:
+        """Return what is shown before the first turn, if anything. Raises as `OwnEnvironment.step` does."""
+        pool = self._pools[seed % len(self._pools)]
+        asked = pool.schedule(own_worker.start, args=[self.path, self.options, problem, seed], timeout=self.timeout)
+        return await self.answer(asked)
+
+    async def answer(self, asked: Any) -> Any:
+        """Return what a process answers, with a message of one line where it is late or ends."""
+        try:
+            return await asyncio.wrap_future(asked)
+        except LateError:
+            raise TimeoutError(f"no answer within {self.timeout:g} s") from None
+        except ProcessExpired as error:
+            raise RuntimeError(f"its process ended with exit code {error.exitcode}") from None
 
     def close(self) -> None:
         """End the processes."""
@@ -61,9 +77,9 @@ class OwnEnvironment:
 
     is_quick = False
 
-    def __init__(self, owner: OwnEnvironments, pool: ProcessPool, key: str) -> None:
+    def __init__(self, owner: OwnEnvironments, pool: ProcessPool, key: str, start: str) -> None:
         self.instructions = owner.instructions
-        self._owner, self._pool, self._key = owner, pool, key
+        self._owner, self._pool, self._key, self._start = owner, pool, key, start
         self._before: list[str] = []
 
     async def reset(self, problem: Problem, seed: int) -> None:
@@ -78,17 +94,13 @@ class OwnEnvironment:
             self._key,
             self._problem,
             self._seed,
+            self._start,
             tuple(self._before),
             text,
             owner.timeout,
         )
         asked = self._pool.schedule(own_worker.step, args=[turn], timeout=limit)
-        try:
-            answer = await asyncio.wrap_future(asked)
-        except LateError:
-            raise TimeoutError(f"no answer within {owner.timeout:g} s") from None
-        except ProcessExpired as error:
-            raise RuntimeError(f"its process ended with exit code {error.exitcode}") from None
+        answer = await owner.answer(asked)
         self._before.append(text)  # a turn that failed is not played again
         return answer
 

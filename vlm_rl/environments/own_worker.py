@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.environments.environment import Done, Observation
+from vlm_rl.environments.environment import Done, Observation, StartDiffersError, digest_of
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -67,6 +67,7 @@ class Asked:
     key: str  # of the episode
     problem: Problem
     seed: int
+    start: str  # the digest of what reset must return
     before: Sequence[str]  # the texts of earlier turns, which an object that is new here is given again
     text: str
     timeout: float  # seconds of an answer that is awaited; the process has a limit of its own
@@ -75,7 +76,8 @@ class Asked:
 def step(asked: Asked) -> Observation | Done:
     """Answer a turn. Where memory ends, all other episodes are forgotten first: they can be played again.
 
-    Raises RuntimeError, with a message in one line, where the class raises or returns something else.
+    Raises RuntimeError, with a message in one line, where the class raises or returns something else, and
+    StartDiffersError where its reset shows something else than the prompt.
     """
     try:
         try:
@@ -83,19 +85,38 @@ def step(asked: Asked) -> Observation | Done:
         except MemoryError:
             _episodes.clear()
             return _runner.run(_step(asked))
+    except StartDiffersError:
+        raise
     except BaseException as error:  # SystemExit too: the message goes to the policy, and must be able to travel
         raise RuntimeError(f"{type(error).__name__}: {error}"[:300]) from None
+
+
+def start(path: str, options: Mapping[str, Any], problem: Problem, seed: int) -> Observation | None:
+    """Return what a new object of a class shows before the first turn, if anything.
+
+    Raises RuntimeError, with a message in one line, where the class raises or returns something else.
+    """
+    try:
+        return _runner.run(_reset(load(path)(**options), problem, seed))
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}"[:300]) from None
+
+
+async def _reset(environment: Any, problem: Problem, seed: int) -> Observation | None:
+    shown = await environment.reset(problem, seed)
+    if shown is None:
+        return None
+    if not isinstance(shown, Observation):
+        raise TypeError(f"reset returned {type(shown).__name__}, neither an Observation nor None")
+    return _checked(shown)
 
 
 async def _step(asked: Asked) -> Observation | Done:
     environment, seen = _episodes.pop(asked.key, (None, 0))
     if environment is None or seen != len(asked.before):
         environment = load(asked.path)(**asked.options)
-        if (shown := await environment.reset(asked.problem, asked.seed)) is not None:
-            raise TypeError(
-                f"reset returned {type(shown).__name__}, and must return None: an episode begins with the problem's "
-                "question and images"
-            )
+        if digest_of(await _reset(environment, asked.problem, asked.seed)) != asked.start:
+            raise StartDiffersError
         for earlier in asked.before:
             await environment.step(earlier)
     try:

@@ -21,7 +21,7 @@ def play(
         host: of the environment.
         builder: the prompt builder of the model.
         problem: of the episode.
-        prompt: of the problem.
+        prompt: of the problem, as the host builds it.
         texts: the turns, the template's prefill included.
 
     Raises ValueError where the environment ends the episode before the last turn.
@@ -43,4 +43,4 @@ def play(
     turns[-1] = replace(turns[-1], ending="done")
     ids = np.concatenate(parts)
     logprobs = np.zeros(len(ids), np.float32)
-    return Rollout(problem.id, 0, ids, logprobs, turns[-1].text, "stop", 0, turns=tuple(turns))
+    return Rollout(problem.id, 0, ids, logprobs, turns[-1].text, "stop", 0, turns=tuple(turns), start=prompt.start)

@@ -93,8 +93,14 @@ class Asking:
     host: EpisodeHost | None = None  # answers between turns; None: a response is one turn
 
     def prompt_of(self, problem: Problem) -> Prompt:
-        """Return the prompt of a problem. Raises UserError where it cannot be rendered."""
-        return self.builder.build(self.prompt.applied(problem) if self.prompt else problem)
+        """Return the prompt of a problem.
+
+        Raises UserError where it cannot be rendered, or where the environment shows nothing that could begin it.
+        """
+        asked_as = self.prompt.applied(problem) if self.prompt else problem
+        if self.host is None:
+            return self.builder.build(asked_as)
+        return self.host.build(problem, seed=self.seed, asked_as=asked_as)
 
     def answers(self, asked: Sequence[tuple[Problem, Prompt]]) -> list[list[Rollout]]:
         """Return the responses to each prompt, which comes with its problem."""

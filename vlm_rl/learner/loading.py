@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig
-from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.prompts import PromptBuilder, StartError, refuse_failing_resets
 from vlm_rl.data.sets import check_patch_size
 from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import from_main, rank
@@ -47,13 +48,22 @@ def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     return builder
 
 
-def check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> None:
-    """Raise UserError where every training prompt is too long: drawing prompts would never end."""
+def check_a_prompt_fits(build: Callable[[Problem], Prompt], problems: Sequence[Problem], config: DataConfig) -> None:
+    """Raise UserError where every training prompt is too long, or has no start: taking prompts would never end."""
     lengths: dict[str, int] = {}
+    faults: list[str] = []
     for problem in problems:
-        lengths[problem.id] = len(builder.build(problem).ids)
+        try:
+            lengths[problem.id] = len(build(problem).ids)
+        except StartError as error:
+            faults.append(str(error))
+            refuse_failing_resets(faults)
+            continue
+        faults.clear()
         if lengths[problem.id] <= config.max_prompt_tokens:
             return
+    if not lengths:
+        raise UserError(f"no prompt of {', '.join(config.train)} can begin: {faults[-1]}")
     shortest = min(lengths, key=lengths.__getitem__)
     raise UserError(
         f"no prompt of {', '.join(config.train)} fits data.max_prompt_tokens {config.max_prompt_tokens}: the "
@@ -62,14 +72,17 @@ def check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], con
     )
 
 
-def prompts_to_check(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> list[Prompt]:
+def prompts_to_check(
+    build: Callable[[Problem], Prompt], problems: Sequence[Problem], config: DataConfig
+) -> list[Prompt]:
     """Return the first prompts with a video, with images alone and with neither that fit, or those there are."""
     chosen: dict[tuple[bool, bool], Prompt] = {}
     for problem in problems:
         if (kind := (bool(problem.images), bool(problem.videos))) not in chosen:
-            prompt = builder.build(problem)
-            if len(prompt.ids) <= config.max_prompt_tokens:
-                chosen[kind] = prompt
+            with suppress(StartError):
+                prompt = build(problem)
+                if len(prompt.ids) <= config.max_prompt_tokens:
+                    chosen[kind] = prompt
         if len(chosen) == 3:
             break
     return list(chosen.values())

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.types import Problem, Prompt, Rollout
+from vlm_rl.types import EpisodeStart, Problem, Prompt, Rollout
 
 _COLUMNS = {  # of a rollout; its experts are never stored, since replay_routing refuses what would need them
     "problem_id": pa.string(),
@@ -35,18 +35,21 @@ class GroupInProgress:
     prompt_tokens: int
     rollouts: tuple[Rollout, ...]  # all G; before the first token they are empty and "unfinished"
     epoch: int = 0  # in which the prompt was taken
+    start: EpisodeStart | None = None  # what an environment shows first
 
     def asked(self, prompts: PromptCache) -> Prompt:
         """Return the prompt as a sampler gets it."""
-        prompt = prompts[self.problem]
+        prompt = prompts.with_start(self.problem, self.start)
         return replace(prompt, epoch=self.epoch) if self.epoch else prompt
 
 
-def empty_group(problem: Problem, prompt_tokens: int, *, responses: int, epoch: int = 0) -> GroupInProgress:
+def empty_group(
+    problem: Problem, prompt_tokens: int, *, responses: int, epoch: int = 0, start: EpisodeStart | None = None
+) -> GroupInProgress:
     """Return a group without a token."""
     ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
     rollouts = (Rollout(problem.id, index, ids, logprobs, "", "unfinished", 0) for index in range(responses))
-    return GroupInProgress(problem, prompt_tokens, tuple(rollouts), epoch)
+    return GroupInProgress(problem, prompt_tokens, tuple(rollouts), epoch, start)
 
 
 def save_groups(groups: Sequence[GroupInProgress], path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.data.prompts import PromptBuilder, PromptCache
+from vlm_rl.data.prompts import PromptBuilder, PromptCache, StartError, refuse_failing_resets
 from vlm_rl.distributed import gather_shares, share
 from vlm_rl.environments.host import EpisodeHost
 from vlm_rl.rewards.reward import RewardFunction, Scoring
@@ -19,7 +20,7 @@ from vlm_rl.rollouts.groups import GroupInProgress, empty_group
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.samplers.watch import SamplingWatch
-from vlm_rl.types import Group, Problem, Rollout
+from vlm_rl.types import EpisodeStart, Group, Problem, Rollout
 
 StepPhase = Callable[[str], AbstractContextManager[None]]  # shows that a phase begins, and adds its seconds up
 Generate = Callable[[SampleRequest, OnGroup], list[list[Rollout]]]
@@ -44,6 +45,23 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Measured:
+    """What all ranks need to know of a prompt that one of them has built."""
+
+    length: int  # tokens
+    start: EpisodeStart | None = None
+    fault: str = ""  # why the environment shows nothing that could begin it
+
+
+def _measured(problem: Problem, prompts: PromptCache) -> _Measured:
+    try:
+        prompt = prompts[problem]
+    except StartError as error:
+        return _Measured(0, fault=str(error))
+    return _Measured(len(prompt.ids), prompt.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupSampling:
     """The parts of a run that give a step its groups. Every rank calls each method with the same problems."""
 
@@ -56,32 +74,49 @@ class GroupSampling:
     ledger: Ledger
     host: EpisodeHost | None = None  # where responses are episodes
     show: Callable[[str], None] | None = None  # gets how far the sampling of a step is
+    note: Callable[[str], None] | None = None  # prints a line
+
+    def new_prompts(self) -> PromptCache:
+        """Return a cache for the prompts of a step."""
+        build = None if self.host is None else partial(self.host.build, seed=self.config.seed)
+        return PromptCache(self.builder, build)
 
     def take(self, count: int, prompts: PromptCache, phase: StepPhase) -> list[GroupInProgress]:
         """Take the next problems in order and return an empty group for each.
 
-        Problems whose prompts exceed data.max_prompt_tokens are left out and counted.
+        Problems whose prompts exceed data.max_prompt_tokens, and those for which the reset of the environment fails,
+        are left out and counted.
 
         Args:
             count: how many groups to return.
             prompts: keeps the prompts that this rank builds.
             phase: gets the time of building them.
+
+        Raises UserError where one reset after the other fails.
         """
         fitting: list[GroupInProgress] = []
+        failed: list[str] = []
         while len(fitting) < count:
             epochs = self.order.epochs(count - len(fitting))
             taken = [self.problems[index] for index in self.order.take(count - len(fitting))]
             with phase("rollout"):
-                lengths = gather_shares([len(prompts[problem].ids) for problem in share(taken)])
-            fits = [length <= self.config.data.max_prompt_tokens for length in lengths]
+                found = gather_shares([_measured(problem, prompts) for problem in share(taken)])
+            failures = [one.fault for one in found if one.fault]
+            fits = [not one.fault and one.length <= self.config.data.max_prompt_tokens for one in found]
             self.ledger.taken += len(taken)
-            if not all(fits):
-                self.ledger.skipped["too_long"] += fits.count(False)
+            for reason, number in (("reset", len(failures)), ("too_long", fits.count(False) - len(failures))):
+                if number:
+                    self.ledger.skipped[reason] += number
             groups = (
-                empty_group(problem, length, responses=self.params.responses, epoch=epoch)
-                for problem, length, epoch in zip(taken, lengths, epochs, strict=True)
+                empty_group(problem, one.length, responses=self.params.responses, epoch=epoch, start=one.start)
+                for problem, one, epoch in zip(taken, found, epochs, strict=True)
             )
             fitting += compress(groups, fits)
+            failed += failures
+            if failures and self.note is not None:
+                self.note(f"{len(failures)} of {len(taken)} prompts are left out: {failures[0]}")
+            if not fitting:
+                refuse_failing_resets(failed)
         return fitting
 
     def building(self, prompts: PromptCache, count: int) -> AbstractContextManager[None]:

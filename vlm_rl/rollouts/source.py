@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from vlm_rl.data.prompts import PromptCache
 from vlm_rl.rollouts.ahead import Ahead
 from vlm_rl.rollouts.carry_over import CarryOver
 from vlm_rl.rollouts.sampling import Graded, GroupSampling, SourceState, StepPhase
@@ -74,7 +73,7 @@ class OnPolicy:
 
     def __init__(self, sampling: GroupSampling, sampler: Sampler) -> None:
         self._sampling, self._sampler = sampling, sampler
-        self._prompts = PromptCache(sampling.builder)  # of the step that comes next
+        self._prompts = sampling.new_prompts()  # of the step that comes next
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next."""
@@ -91,7 +90,7 @@ class OnPolicy:
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
         """See RolloutSource.begin: the prompts of the next step are built in a thread."""
-        self._prompts = PromptCache(self._sampling.builder)
+        self._prompts = self._sampling.new_prompts()
         if step + 1 >= self._sampling.config.train.steps:
             return nullcontext()
         return self._sampling.building(self._prompts, self._sampling.config.rollout.prompts_per_step)

@@ -1,6 +1,7 @@
 """An episode as it is stored in a column of text: what each turn said, and what the environment showed.
 
-    [{"text": "...", "tokens": 31, "answer": {"tool": "zoom", "text": "", "error": "", "images": ["<base64 JPEG>"]}},
+    [{"text": "", "tokens": 0, "answer": {...}},    what was shown before the first turn, where something was
+     {"text": "...", "tokens": 31, "answer": {"tool": "zoom", "text": "", "error": "", "images": ["<base64 JPEG>"]}},
      {"text": "...", "tokens": 12, "ending": "done"}]
 
 Images are small copies for readers. The very pixels that the model saw follow from the problem and the turns.
@@ -19,14 +20,14 @@ from PIL import Image
 from pydantic import Base64Bytes, BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 
 from vlm_rl.errors import UserError
-from vlm_rl.types import Rollout, Turn
+from vlm_rl.types import Observation, Rollout, Turn
 
 LARGEST_SIDE = 224  # pixels of a stored copy
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn of an episode, for readers."""
+    """A turn of an episode, for readers; the first may be what was shown before it, without a token."""
 
     text: str
     num_tokens: int
@@ -37,6 +38,11 @@ class StoredTurn:
     ending: str = ""
 
     @property
+    def is_start(self) -> bool:
+        """Tell whether nothing was sampled: this is what the environment showed before the first turn."""
+        return not self.num_tokens
+
+    @property
     def addresses(self) -> list[str]:
         """Return the images as data: addresses."""
         return [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in self.images]
@@ -44,7 +50,10 @@ class StoredTurn:
 
 def turns_column(rollout: Rollout) -> str:
     """Return the episode as JSON, "" for a response of one turn without an environment."""
-    return json.dumps([_turn(turn) for turn in rollout.turns], ensure_ascii=False) if rollout.turns else ""
+    if not rollout.turns:
+        return ""
+    begin = [] if (start := rollout.start) is None else [_stored("", 0, Observation(start.text), start.images)]
+    return json.dumps([*begin, *map(_turn, rollout.turns)], ensure_ascii=False)
 
 
 def read_turns(column: str | None) -> list[StoredTurn]:
@@ -68,7 +77,7 @@ def conversation(turns: Sequence[StoredTurn]) -> str:
     """Return an episode as plain text: what the policy said, and in brackets what it was answered."""
     parts = []
     for turn in turns:
-        parts.append(turn.text)
+        parts += [turn.text] * (not turn.is_start)
         shown = [turn.answer] * bool(turn.answer) + ["an image"] * len(turn.images)
         if shown:
             parts.append(f"[{turn.tool or 'the environment'}: {', '.join(shown)}]")
@@ -76,16 +85,22 @@ def conversation(turns: Sequence[StoredTurn]) -> str:
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    stored: dict[str, Any] = {"text": turn.text, "tokens": turn.num_tokens}
-    if (seen := turn.observation) is not None:
-        images = turn.observed.images if turn.observed is not None else ()
+    images = turn.observed.images if turn.observed is not None else ()
+    stored = _stored(turn.text, turn.num_tokens, turn.observation, images)
+    return stored | ({"ending": turn.ending} if turn.ending else {})
+
+
+def _stored(text: str, num_tokens: int, seen: Observation | None, images: Sequence[bytes]) -> dict[str, Any]:
+    """Return a turn as plain JSON; `images` are those that were seen, on the model's grid."""
+    stored: dict[str, Any] = {"text": text, "tokens": num_tokens}
+    if seen is not None:
         stored["answer"] = {
             "tool": seen.tool,
             "text": seen.text,
             "error": seen.error,
             "images": [base64.b64encode(_small(data)).decode() for data in images],
         }
-    return stored | ({"ending": turn.ending} if turn.ending else {})
+    return stored
 
 
 class _StoredAnswer(BaseModel, strict=True):

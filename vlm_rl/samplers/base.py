@@ -275,4 +275,5 @@ def make_rollout(
         turns=tuple(turns),
         num_cached=num_cached,
         kept=kept,
+        start=prompt.start,
     )

@@ -18,7 +18,7 @@ from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
 from vlm_rl.session.teacher import Teacher
 from vlm_rl.session.token_credit import TokenCredit
-from vlm_rl.types import Group, Problem, Prompt
+from vlm_rl.types import Group, Prompt
 
 
 class MiniBatches:
@@ -123,12 +123,15 @@ def pack(
         tokens: the most of a row.
         teacher: reads the prompts in place of the policy; its hints come on top of `tokens`.
     """
-    prompt_of = batch.prompts.__getitem__
+
+    def prompt_of(group: Group) -> Prompt:
+        return batch.prompts.with_start(group.problem, group.start)
+
     if teacher is not None:
         of_teacher = PromptCache(session.builder)
 
-        def prompt_of(problem: Problem) -> Prompt:
-            return of_teacher[teacher.shown(problem)]
+        def prompt_of(group: Group) -> Prompt:
+            return of_teacher.with_start(teacher.shown(group.problem), group.start)
 
     lengths = [np.stack([group.lengths_G for group in part]) for part in parts]
     tenths = length_tenths(np.concatenate([lengths_PG.ravel() for lengths_PG in lengths] or [np.zeros(0)]))
@@ -146,7 +149,7 @@ def _pack_one(
     weights_PG: np.ndarray,
     tenths_PG: np.ndarray,
     tokens: int,
-    prompt_of: Callable[[Problem], Prompt],
+    prompt_of: Callable[[Group], Prompt],
 ) -> list[PackedRow]:
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
@@ -159,7 +162,7 @@ def _pack_one(
     row_of = partial(
         pack_row,
         groups=groups,
-        prompts={chunk.group: prompt_of(groups[chunk.group].problem) for chunks in plan for chunk in chunks},
+        prompts={chunk.group: prompt_of(groups[chunk.group]) for chunks in plan for chunk in chunks},
         weights_PG=weights_PG,
         positions=partial(rope_positions, session.policy.model),
         observed=partial(as_prompt, session.builder),

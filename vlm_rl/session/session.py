@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -142,7 +143,8 @@ class Session:
         check_media_limits(config.rollout.vllm, problems, more_images=observed)
         check_divides(builder.config, config.rollout)
         check_routing(builder.config, replay=config.rollout.replay_routing)
-        check_a_prompt_fits(builder, self.problems, config.data)
+        self._build = builder.build if host is None else partial(host.build, seed=config.seed)
+        check_a_prompt_fits(self._build, self.problems, config.data)
         return builder, host
 
     def _open_rewards(self) -> RewardFunction:
@@ -185,7 +187,7 @@ class Session:
             response_tokens=config.response_tokens,
             settings="data.max_prompt_tokens + rollout.max_tokens (or eval.max_tokens)",
         )
-        prompts = prompts_to_check(self.builder, self.problems, config.data)
+        prompts = prompts_to_check(self._build, self.problems, config.data)
         distribution = {"banned_ids": self.builder.banned_ids, "temperature": config.rollout.temperature}
         decided = settled(config)
         self.policy, check = load_policy(self.run.model_path, decided, self.device, prompts, **distribution)
@@ -240,11 +242,14 @@ class Session:
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
         is_shown = rank() == 0 and not config.rollout.ahead  # what is sampled beside an update is no phase
         show = (lambda text: self.recorder.inside(text)) if is_shown else None
-        sampling = GroupSampling(config, self.sampling, *parts, self.host, show)
+        sampling = GroupSampling(config, self.sampling, *parts, self.host, show, self._note)
         self.source = make_source(sampling, self.sampler)
         self.collecting = Collecting(
             config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
         )
+
+    def _note(self, text: str) -> None:
+        self.recorder.note(f"step {self.step + 1}  {text}")
 
     def _restore(self) -> None:
         """Continue from the checkpoint, where there is one."""

@@ -83,7 +83,7 @@ class SupervisedTraining:
         self._check_responses()
         self._check_that_one_fits()
         self.held_out = {name: self._fitting(name, examples_of(of_set)) for name, of_set in held_out.items()}
-        prompts = prompts_to_check(self.builder, problems, config.data)
+        prompts = prompts_to_check(self.builder.build, problems, config.data)
         policy, _ = load_policy(run.model_path, settled(config), device, prompts, banned_ids=(), temperature=1.0)
         run.check_disk(policy, device)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)

@@ -105,7 +105,7 @@ class TokenCredit:
         """Return the rows of a mini-batch with blind_logp_K, of the same rows in `blind`; NaN without images."""
         if not self._session.config.algorithm.perception_coef:
             return list(rows)
-        sees = [bool(group.problem.images) for group in self.parts[number]]
+        sees = [group.shows_images for group in self.parts[number]]
         return [_with_blind(*pair, sees) for pair in zip(rows, blind, strict=True)]
 
     def filled(self, number: int, rows: Sequence[PackedRow]) -> list[PackedRow]:
@@ -143,7 +143,7 @@ def _dependence(part: Sequence[Group], seeing: Sequence[PackedRow], blind: Seque
     of_ranks: list[dict[tuple[int, int], np.ndarray]] = all_gather(mine)
     found = {member: s for each in reversed(of_ranks) for member, s in each.items()}  # the lowest rank's of padding
     return [
-        [found[p, g] if group.problem.images else None for g in range(len(group.rollouts))]
+        [found[p, g] if group.shows_images else None for g in range(len(group.rollouts))]
         for p, group in enumerate(part)
     ]
 
