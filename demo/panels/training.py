@@ -17,6 +17,7 @@ from vlm_rl.demo.web.rendering import render
 from vlm_rl.errors import UserError
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.html import VERDICT_MARKS
+from vlm_rl.report.looks import color_response
 from vlm_rl.run.turn_record import read_turns
 
 _COLUMNS = [
@@ -30,6 +31,8 @@ _COLUMNS = [
     "length",
     "stop_reason",
     "turns",
+    "tokens",
+    "visual_dependence",
 ]
 _MAX_PROMPTS = 64  # of one step in the list
 _HEIGHT = 170  # pixels of a chart
@@ -160,6 +163,7 @@ def rollouts_html(runs: Sequence[OpenRun], url: UrlState) -> Markup:
         records = run.directory.rollouts(step, _COLUMNS).to_pylist()
         for record in records:
             record["earlier"] = read_turns(record.get("turns"))[:-1]
+            record["colored"] = color_response(record) if record.get("visual_dependence") else None
     except (OSError, ValueError, KeyError, UserError) as error:
         return _message(f"The rollouts of step {step} of {run.name} cannot be read: {str(error)[:120]}")
     prompts: dict[str, list[dict[str, Any]]] = {}

@@ -58,6 +58,7 @@ from vlm_rl.report.html import stylesheet
 from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.sandbox.limited import LimitedWorker
 from vlm_rl.stats import estimate, score_interval
 
@@ -434,6 +435,18 @@ def test_results_of_an_evaluation_name_no_algorithm(tmp_path):
     build_run(tmp_path / "trained", steps=1, num_problems=2, algorithm="ba")
     build_run(tmp_path / "evaluated", steps=1, num_problems=2, metrics=False)
     assert [run.title for run in Library([tmp_path]).runs.values()] == ["evaluated", "trained (BA)"]
+
+
+def test_a_rollout_s_tokens_are_in_shades_of_what_the_image_changes(tmp_path):
+    """Where that is stored: 1 - e^(-2 S) in ninths, of S = .5 the sixth. Markup in a token is text."""
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    rows = run.rollouts(1).to_pylist()[:8]
+    rows[0] |= {"tokens": ["<b>", " $a", " b$"], "visual_dependence": [0.5, 0.0, 0.01]}
+    run.write_rollouts(1, 1, [RolloutRow(**row) for row in rows])
+    library = Library([tmp_path])
+    page = str(training_panel(library, PageStates(library).of(UrlState()).url, {}))
+    assert page.count("mean S 0.170") == page.count("card looks") == 1
+    assert '<span class="s6" title="S 0.50">&lt;b&gt;</span> $a b$</div>' in page
 
 
 def test_the_key_of_the_curves_says_which_runs_were_evaluated_only(tmp_path):

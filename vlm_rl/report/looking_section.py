@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,36 +15,14 @@ from vlm_rl.report.charts.frame import BAD, GOOD
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.figures import card
 from vlm_rl.report.html import PageSection, macros
+from vlm_rl.report.looks import ColoredResponse, color_response
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.vega import embed
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
 _MOST_RESPONSES = 4
-_MOST_TOKENS = 1_500  # shown of a response
-_LEVELS = 9  # shades above none
 _COLUMNS = ["prompt_id", "verdict", "length", "tokens", "visual_dependence"]
-
-
-@dataclass(frozen=True, slots=True)
-class Shade:
-    """Neighbouring tokens of one shade; `value` is S_t of a token that stands by itself."""
-
-    level: int  # 0 to _LEVELS
-    text: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class ColoredResponse:
-    """One training response whose tokens are coloured by S_t."""
-
-    title: str
-    verdict: str
-    length: int
-    mean: str
-    shades: Sequence[Shade]
-    is_cut: bool
 
 
 def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
@@ -97,24 +73,5 @@ def _colored_responses(run: RunCurves, suffix: str) -> list[ColoredResponse]:
             return []
         rows = [row for row in table.to_pylist() if row["visual_dependence"]]
         if rows:
-            return [_colored(row, f"{row['prompt_id']}, step {step}{suffix}") for row in rows[:_MOST_RESPONSES]]
+            return [color_response(row, f"{row['prompt_id']}, step {step}{suffix}") for row in rows[:_MOST_RESPONSES]]
     return []
-
-
-def _colored(row: dict[str, Any], title: str) -> ColoredResponse:
-    values = np.array(row["visual_dependence"], dtype=np.float64)
-    shades: list[Shade] = []
-    for token, value in zip(row["tokens"][:_MOST_TOKENS], values, strict=False):
-        level = round(_LEVELS * (1 - math.exp(-2 * value)))  # most values are far below 1
-        if level == 0 and shades and shades[-1].level == 0:
-            shades[-1] = Shade(0, shades[-1].text + token, "")
-        elif token:
-            shades.append(Shade(level, token, f"{value:.2f}" if level else ""))
-    return ColoredResponse(
-        title=title,
-        verdict=row["verdict"],
-        length=row["length"],
-        mean=f"{values.mean():.3f}",
-        shades=shades,
-        is_cut=len(values) > _MOST_TOKENS,
-    )
