@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,9 @@ SEVEN_B_ADAPTERS = {
 }
 
 
+@cache
 def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
+    """Return the plan of a recipe; several tests look at the same."""
     return dry_run(load_config(path, overrides), num_ranks=ranks)
 
 

@@ -68,7 +68,7 @@ def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> 
 @needs_a_compiler
 @pytest.mark.slow
 def test_killed_at_a_rotating_sample_of_all_points_and_resumed(toys: Toys) -> None:
-    """Two of the points that `make crash` walks, of another kind of run each day; a failure names its point."""
+    """One of the points that `make crash` walks, of another kind of run each day; a failure names its point."""
     day = date.today().toordinal()
     sampler, ranks = kind_of(day)
     if sampler == "vllm":
@@ -76,7 +76,7 @@ def test_killed_at_a_rotating_sample_of_all_points_and_resumed(toys: Toys) -> No
     walk = Walk(toys, sampler, ranks)
     assert {what.split()[0] for _, _, what in walk.points} >= {"open", "write", "fsync", "rename", "mkdir", "fork"}
     assert {rank for rank, _, _ in walk.points} == set(range(ranks))
-    for point in walk.sample(2, seed=day):
+    for point in walk.sample(1, seed=day):
         walk.crash(*point)
 
 

@@ -709,7 +709,7 @@ def test_one_rank_that_raises_ends_all(toys: Toys) -> None:
     faults = {"raise_in": {"phase": "update", "step": 2, "rank": 1}}
     job = {"arguments": ["train", str(toys.config("fail"))], "faults": faults}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*torchrun, "-m", WORKER, json.dumps(job)]
+    command = [*torchrun, "--shutdown-timeout", "2", "-m", WORKER, json.dumps(job)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
     assert "injected fault" in done.stderr
