@@ -18,6 +18,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.demo_events import show
 from tests.helpers.example_run import build_run
+from tests.helpers.rotation import todays
 from tests.helpers.served import Served
 from vlm_rl.demo.files.export import MEDIA_TYPES, export
 from vlm_rl.demo.numbers.library import Library
@@ -109,12 +110,11 @@ DRAWN: dict[str, Callable[[PageState], Any]] = {
 FILTERED = ("", "text=red", "flags=format&flags=cut", "category=count&low=1", "sort=growth", "change=changed")
 
 
-OFTEN = ("image",)  # the other columns are slow tests
+OFTEN = "image"  # the other columns are slow tests, a third of them a day
+OTHERS = todays((name for name in EVAL_SCHEMA.names if name != OFTEN), days=3)
 
 
-@pytest.mark.parametrize(
-    "column", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in EVAL_SCHEMA.names]
-)
+@pytest.mark.parametrize("column", [OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_column_of_another_type_is_read_or_named(tmp_path, column):
     run = build_run(tmp_path / "run", steps=1, num_problems=2)
     path = next(run.path.glob("eval/*/step-000000.parquet"))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.cards import have_cards
 from tests.helpers.recipes import RECIPES
+from tests.helpers.rotation import todays
 from vlm_rl.cli import main
 from vlm_rl.config import Config, load_config, parse_config
 from vlm_rl.doctor.recipe import RecipeUnderTest, rollout, update
@@ -45,8 +46,9 @@ def what_fits(shown: str) -> bool:
 
 
 def cases(names: Iterable[str]) -> list[Any]:
-    """Return test cases of recipes, the minute-long walk over all of them among the slow tests."""
-    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
+    """Return test cases of recipes: the quick ones, and among the slow tests a third of the others a day."""
+    quick, others = ([name for name in names if (name in QUICK) == is_quick] for is_quick in (True, False))
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in todays(others, days=3))]
 
 
 def cases_of(name: str) -> list[tuple[int, int]]:

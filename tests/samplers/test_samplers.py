@@ -22,6 +22,7 @@ from transformers import AutoModelForImageTextToText
 
 from tests.helpers.groups import load_reference, own_inputs
 from tests.helpers.images import noise_png
+from tests.helpers.rotation import todays
 from tests.helpers.videos import LONG, SHORT, video_problem
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
@@ -757,11 +758,13 @@ def test_weights_that_a_loader_took_from_elsewhere_are_found(
     check_loaded(start("transformers", sharp_model, builder), str(sharp_model))
 
 
+ON_VLLM = [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model_type", [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
-)
+@pytest.mark.parametrize("model_type", todays(ON_VLLM, days=3))
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
+    """A third of the families a day."""
     pytest.importorskip("vllm")
     check_family("vllm", model_type, family_model)
 

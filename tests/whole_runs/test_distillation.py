@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.helpers.groups import own_inputs
+from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys, assert_equal_runs
 from vlm_rl.config import load_config
 from vlm_rl.data.prompts import PromptBuilder
@@ -83,7 +84,7 @@ def test_a_teacher_s_scores_are_the_unmodified_model_s_and_a_resume_is_exact(toy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("top_k", "stage"), [(0, 2), (8, 3)])
+@pytest.mark.parametrize(("top_k", "stage"), todays([(0, 2), (8, 3)], days=2))
 def test_a_teacher_s_gradient_does_not_depend_on_ranks_and_rows(
     toys: Toys, teacher: Path, top_k: int, stage: int
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.helpers.families import TILED_FAMILIES
 from tests.helpers.groups import load_reference
 from tests.helpers.prepared_sets import write_problems
+from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys, toy_problem
 from tests.helpers.videos import SHORT, video_problem
 from vlm_rl.data.sets import load_set
@@ -49,7 +50,7 @@ VISION_RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # type -> what it sees, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", VISION_RUNS)
+@pytest.mark.parametrize("model_type", todays(VISION_RUNS, days=2))
 def test_a_run_of_a_vision_model(
     model_type: str, toys: Toys, seen: dict[str, Path], family_model: Callable[[str], Path]
 ) -> None:
@@ -112,7 +113,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("model_type", todays(["gemma3_text", "qwen3_moe", "qwen3_next"], days=3))
 def test_a_run_of_a_text_model(model_type: str, toys: Toys, sums: Path, family_model: Callable[[str], Path]) -> None:
     """Windows, experts, and linear attention, whose rows are padded."""
     model = family_model(model_type)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from tests.helpers.prepared_sets import write_problems
+from tests.helpers.rotation import todays
 from tests.helpers.served import free_port
 from tests.helpers.toy_runs import (
     WORKER,
@@ -479,7 +480,7 @@ def test_every_key_is_read(toys: Toys) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", todays([2, 3], days=2))
 def test_the_optimizer_is_on_the_host_whenever_the_engine_is_awake(toys: Toys, stage: int) -> None:
     """From before the engine starts or wakes until it sleeps: a card that the engine shares may hold no more. A run
     that is stopped and resumed has the same optimizer, bit for bit, as one whose optimizer never moves."""
@@ -672,7 +673,7 @@ def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", todays([2, 3], days=2))
 def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
     """The same prompts, rewards and (up to the order of sums) gradients as on one rank, also after two resumes.
 
