@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault(
+    "TEST_DAY", str(date.today().toordinal())
+)  # before other processes are started: see rotation.py
 
 # A busy machine is not a failure, and a change is judged by the same examples as the last; `make soak` draws new.
 settings.register_profile(
@@ -41,6 +45,11 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the sample data at {SHARED_DATA}")
     return SHARED_DATA
+
+
+def pytest_report_header() -> str:
+    """Say which slow cases have their turn (tests/helpers/rotation.py)."""
+    return f"TEST_DAY={os.environ['TEST_DAY']}"
 
 
 # The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).

@@ -1,10 +1,13 @@
-"""Slow tests that take turns: a part of their cases each day, all of them with EVERY_DAY=1 in the environment."""
+"""Slow tests that take turns: a part of their cases each day, all of them with TEST_DAY=all in the environment.
+
+TEST_DAY is a number of days since the year 1, and today's by default; a run prints it, so that its cases can be taken
+again. All processes of a run take the same: tests/conftest.py sets it before they are started.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from datetime import date
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,9 +20,8 @@ class Todays(list[T]):
 
 
 def todays(cases: Iterable[T], *, days: int) -> Todays[T]:
-    """Return every `days`-th case, beginning with another one each day; all cases where EVERY_DAY is set."""
-    every = [*cases]
-    chosen = every if os.environ.get("EVERY_DAY") else every[date.today().toordinal() % days :: days]
-    found = Todays(chosen)
+    """Return every `days`-th case, beginning with another one each day; all cases where TEST_DAY is `all`."""
+    every, day = [*cases], os.environ["TEST_DAY"]
+    found = Todays(every if day == "all" else every[int(day) % days :: days])
     found.every = every
     return found
