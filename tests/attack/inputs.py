@@ -30,9 +30,11 @@ from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
 from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import decode_image
+from vlm_rl.data.tokenizer_trial import check_expressions
 from vlm_rl.demo.numbers.token_counts import TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox.limited import LimitedWorker, LimitError
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
 FUNCTIONS = "tests.helpers.own_reward"
@@ -83,7 +85,7 @@ def opened_everywhere(folder: Path, model: Path, *words: str) -> str:
     """Open a model folder as train, eval and the live panel do; return what each says."""
     from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 
-    asked = AskableCheckpoint("a", model, "a", "think_answer", 3136, 1_003_520)
+    asked = AskableCheckpoint("a", model, "a", TEMPLATES["think_answer"], 3136, 1_003_520)
     try:
         load_checkpoint(asked, engine="transformers", max_tokens=8)
         panel = "opened"
@@ -134,6 +136,23 @@ def multiplying_model(folder: Path) -> str:
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replacing] * 6}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     return opened_everywhere(folder, model, "tokenizer.json", "its normalizer makes a text")
+
+
+def endless_tokenizers(folder: Path) -> str:
+    """Try tokenizers as opening a model does: two have no end, one takes the square of a text's length."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.normalizers import Replace
+
+    tokenizer, refused = Tokenizer(WordLevel({"?": 0}, unk_token="?")), list[str]()
+    for expression in ("(a+)+b", r"(?=(\n+)+b)\n", "a+b"):
+        tokenizer.normalizer = Replace(Regex(expression), "x")
+        tokenizer.save(str(folder / "tokenizer.json"))
+        try:
+            check_expressions(folder)
+        except UserError as error:
+            refused.append("for its time" if "took more than 10 s of CPU time" in str(error) else "for a panic")
+    return "refused " + ", ".join(refused)
 
 
 def many_scans_in_a_jpeg(folder: Path) -> str:
@@ -370,6 +389,13 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a tokenizer that multiplies, of a model", "Input", REFUSED, multiplying_model, slow=True),
     Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
     Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),
+    Attack(
+        "expressions without an end, in a model's tokenizer",
+        LIMITED,
+        "refused for a panic, for a panic, for its time",
+        endless_tokenizers,
+        slow=True,
+    ),
     Attack(
         "a tokenizer that multiplies",
         LIMITED,

@@ -10,8 +10,8 @@
     stored_images      the images of a prepared set, which stay on disk until they are used
 
 Private to this room: untrusted_text (text of a question never becomes a control token), chat_templates (a model's
-chat template is rendered in a process with limits first). Importing prompts loads
-torch; so does loading a set, where one rank checks for all.
+chat template is rendered in a process with limits first) and tokenizer_trial (so is its tokenizer tried). Importing
+prompts loads torch; so does loading a set, where one rank checks for all.
 """
 
 __all__ = [

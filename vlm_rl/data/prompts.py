@@ -27,6 +27,7 @@ from torch import nn
 
 from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, open_packed
+from vlm_rl.data.tokenizer_trial import check_expressions, naming_panics
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.errors import UserError
@@ -111,6 +112,7 @@ class PromptBuilder:
         self.family = vision_of(self.config)
         self._rendered: dict[str, str] = {}  # messages of stand-ins -> the chat template's text
         self.is_vision = self.family is not None
+        check_expressions(self.model_path)
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
         self._check_vocabulary()
         self.tags_note, self.tags_are_doubtful = "", False
@@ -125,10 +127,11 @@ class PromptBuilder:
         if self.family is not None:
             self.family.check_limits(**self._image_options)
         self._reads_strings = self._wants_strings()
-        generation_tail, turn_tail = self._probe_chat_template()
-        self._generation_tail = generation_tail
-        self.prefill = generation_tail + template.prefill
-        self.eos_ids = self._find_eos(turn_tail)
+        with naming_panics(self.model_path):
+            generation_tail, turn_tail = self._probe_chat_template()
+            self._generation_tail = generation_tail
+            self.prefill = generation_tail + template.prefill
+            self.eos_ids = self._find_eos(turn_tail)
         pad = self.tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.banned_ids = self._find_banned()
@@ -345,7 +348,8 @@ class PromptBuilder:
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of generated tokens without special ones; the prompt's prefill is not in it."""
         plain = [int(i) for i in ids]
-        return self.tokenizer.decode(plain, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        with naming_panics(self.model_path):
+            return self.tokenizer.decode(plain, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def check_template(self) -> None:
         """Send a perfect answer through the real chat template. Raises UserError if it would lose reward."""

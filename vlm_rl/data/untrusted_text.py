@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vlm_rl.data.tokenizer_trial import naming_panics
+
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -50,7 +52,8 @@ class UntrustedTextEncoder:
         return [i for i in ids if i in control]
 
     def _encode_pieces(self, pieces: Iterable[str]) -> list[int]:
-        return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False)]
+        with naming_panics(self._tokenizer.name_or_path):
+            return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False)]
 
     def _cut(self, text: str) -> list[str]:
         """Split after the first character of every control token, so that none is left whole."""
