@@ -40,6 +40,7 @@ from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.row_plan import plan_rows
+from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.model_files.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.planning.dry_run import without_sampling
@@ -97,12 +98,14 @@ class Case:
         lora: LoraConfig | None = None,
         offload_activations: bool = False,
         dtype: torch.dtype = torch.float32,
+        sequence_parallel: int = 1,
         **config: Any,
     ) -> None:
         network = deepcopy(fresh_model(model)).to(dtype)
         self.model = model
         self.policy_bans = banned_ids(network.config)
         self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
+        self.policy.share_rows(group_of_ranks(sequence_parallel))
         self.policy.freeze(freeze)
         if lora is not None:
             self.policy.add_adapters(lora, base=BaseModel(str(model), ""), seed=0)
@@ -122,15 +125,16 @@ class Case:
     def rows(
         self, *, budget: int = 90, groups: Sequence[WeighedGroup] | None = None, mean_weight: float = 0.0
     ) -> list[PackedRow]:
-        """Return this rank's rows."""
+        """Return this rank's rows, which the ranks of its group have too."""
+        ranks = self.policy.ranks
         chosen = self.groups if groups is None else groups
         plan = plan_rows(
             [len(group.prompt.ids) for group in chosen],
             [group.lengths for group in chosen],
             budget=budget,
-            num_ranks=world_size(),
+            num_ranks=ranks.number,
         )
-        return self.pack(plan[rank()], chosen, mean_weight)
+        return self.pack(plan[ranks.index], chosen, mean_weight)
 
     def unequal_rows(self) -> list[PackedRow]:
         """In its first row rank 0 has text only while the other rank has images; then the other way round."""

@@ -62,7 +62,6 @@ FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
 OTHERS: list[Start] = [
     (2, 0, (*SHARED, "many_narrow_rows", "several_mini_batches")),
     (2, 3, (*SHARED, *GATHERED)),
-    (4, 2, ("one_wide_row",)),  # more ranks than the planner can fill with whole groups
 ]
 SLOW: list[Start] = [(2, 2, (*ALL, "every_rule")), *todays(OTHERS, days=3)]
 

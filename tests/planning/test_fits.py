@@ -8,6 +8,7 @@ import pytest
 
 from vlm_rl.cli import main
 from vlm_rl.config import load_config, load_sft_config
+from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import ENGINE_OVERHEAD, ROLLOUT_SHARE, UPDATE_SHARE, Card, fits, server_need
 from vlm_rl.planning.page import verdict
@@ -23,6 +24,7 @@ from vlm_rl.planning.remedies import (
 
 RECIPES = Path(__file__).parents[2] / "configs"
 RECIPE = RECIPES / "virl39k_luspo_3b.yaml"
+LONG_RECIPE = RECIPES / "virl39k_luspo_7b_32k_48gb.yaml"
 SHARE = "rollout.vllm.gpu_memory_utilization"
 
 
@@ -86,7 +88,8 @@ def test_host_memory_counts_where_it_is_known(plan: DryRun) -> None:
     # With offloading 16 bytes of each parameter are there: nothing is offloaded where the host has no room for it.
     roomy, tight = (Card(16e9, 16e9, host=host) for host in (1e12, 1.1 * needed))
     freely, tightly = (" ".join(map(str, reduced_by(fits(plan, card))[0])) for card in (roomy, tight))
-    assert "offload_optimizer" in freely and "offload_optimizer" not in tightly
+    offloading = "zero_optimization.offload_optimizer"
+    assert offloading in freely and offloading not in tightly
 
 
 @pytest.mark.parametrize("gigabytes", [16, 24])
@@ -129,6 +132,29 @@ def test_a_resume_is_told_what_it_takes() -> None:
 def test_a_share_of_the_engine_alone(plan: DryRun) -> None:
     [remedy] = fitting_remedies(fits(plan_of(f"{SHARE}=0.99"), Card.of(80))) or []
     assert str(remedy).startswith(f"{SHARE}=0.")
+
+
+def test_ranks_that_share_rows_hold_a_part_of_each() -> None:
+    """A 7B with responses of 32,768 tokens on cards of 48 GB: 28 layers, 28 heads of 128, 4 of keys."""
+
+    def on(ranks: int) -> DryRun:
+        return plan_of(f"train.sequence_parallel={ranks}", path=LONG_RECIPE)
+
+    def kept(tokens: int, outputs: int) -> int:
+        """Return the bytes of the layers' inputs, and of one whole layer: two norms, attention and the MLP."""
+        layer = 2 * (8 * 3584 + (1 + outputs) * 3584 + 2 * 512 + 4 * 18_944) + 4 * 28
+        return tokens * (28 * 3584 * 2 + layer)
+
+    alone, four = on(1), on(4)
+    assert alone.memory.activations - four.memory.activations == kept(36_864, 1) - kept(9216, 2)
+    assert not fits(alone, Card.of(48)).ok and fits(four, Card.of(48)).ok
+    assert "train.sequence_parallel" in {
+        key for remedy in remedies(fits(alone, Card.of(48))) for key in remedy.values
+    }
+    with pytest.raises(UserError, match=r"28 heads of queries and 4 of keys and values: .* one of 1, 2, 4, 28$"):
+        on(8)
+    with pytest.raises(UserError, match="and there are 6 ranks"):
+        plan_of(path=LONG_RECIPE, ranks=6)
 
 
 def test_an_engine_is_divided_where_its_weights_do_not_fit() -> None:

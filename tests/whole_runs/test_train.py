@@ -476,6 +476,30 @@ def test_every_key_is_read(toys: Toys) -> None:
     assert [result.summary["k"] for result in toys.run("keys-adamw").evals()] == [2, 2]
 
 
+@pytest.mark.slow
+def test_two_ranks_that_share_rows_make_the_run_of_one_rank(toys: Toys) -> None:
+    """With a reference and old log-probs, through ZeRO 2; the second step is that of a resume that shares no more."""
+    options: dict[str, Any] = {"algorithm": {"name": "gspo", "kl_coef": 0.1, "entropy_coef": 0.01}}
+
+    def settings(steps: int, ranks: int) -> dict[str, Any]:
+        return options | {"train": {"steps": steps, "zero_stage": 2, "sequence_parallel": ranks}}
+
+    alone = toys.train_run("rows-alone", **settings(2, 1))
+    for config, *resume in (
+        (toys.config("rows-shared", **settings(1, 2)),),
+        (toys.config("rows-shared", **settings(2, 1)), "--resume"),
+    ):
+        result = toys.runner("train", str(config), *resume, ranks=2)
+        assert result.code == 0, result.output[-3000:]
+        assert ("each is computed by 2 ranks together" in result.output) == (not resume)
+    shared = toys.run("rows-shared")
+    for ours, wanted in zip(metrics_of(shared), metrics_of(alone), strict=True):
+        assert 0 <= ours.pop("rollout/logprob_gap") < 1e-5 > wanted.pop("rollout/logprob_gap")  # type: ignore[operator]
+        assert ours == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    for ours, wanted in zip(rollouts_of(shared), rollouts_of(alone), strict=True):
+        assert [row["text"] for row in ours] == [row["text"] for row in wanted]
+
+
 # -- the card, which engine and learner share ---------------------------------------------------------
 
 

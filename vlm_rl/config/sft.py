@@ -8,7 +8,14 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.policy import DataConfig, ModelConfig
-from vlm_rl.config.training import CheckpointConfig, TrackersConfig, TrainConfig, conflicts_of_4bit, halved
+from vlm_rl.config.training import (
+    CheckpointConfig,
+    TrackersConfig,
+    TrainConfig,
+    conflicts_of_4bit,
+    conflicts_of_sequence_parallel,
+    halved,
+)
 
 
 class SftDataConfig(DataConfig):
@@ -69,6 +76,7 @@ class SftConfig(ConfigSection):
 
     def conflicts(self) -> Iterator[str]:
         yield from conflicts_of_4bit(self.model, self.train)
+        yield from conflicts_of_sequence_parallel(self.model, self.train)
         if self.train.old_logprobs != "learner":
             yield "train.old_logprobs is sampler, and nothing is sampled here: leave it out"
         if self.train.warmup_rollout_steps:

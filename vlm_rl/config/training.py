@@ -24,6 +24,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 _ZERO = "train.deepspeed.zero_optimization"
 GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is computed
     "train.micro_batch_tokens",
+    "train.sequence_parallel",
     "train.zero_stage",
     *(f"{_ZERO}.{key}" for key in ("offload_optimizer", "offload_param", "stage3_max_live_parameters")),
     "model.gradient_checkpointing",
@@ -367,6 +368,9 @@ class TrainConfig(ConfigSection):
     """A checkpoint of a different run, RUN, RUN/60 or RUN/best, whose weights and optimizer the run begins with.
     Steps, belief and order of prompts begin anew. `--start-from RUN/60` sets it. model.path stays the KL penalty's
     reference."""
+    sequence_parallel: PositiveInt = 1
+    """So many neighbouring ranks compute one packed row together: each has a part of its tokens, and in attention a
+    part of the heads, whose number this must divide (docs/scaling.md). Experimental on GPUs."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too. 3
     is experimental on GPUs."""
@@ -497,6 +501,7 @@ class Config(ConfigSection):
                 "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
             )
         yield from conflicts_of_4bit(self.model, self.train)
+        yield from conflicts_of_sequence_parallel(self.model, self.train)
         known = [Path(path).name for path in self.data.eval]
         for name in sorted(self.eval.by_set.keys() - {*known}) if known else ():
             hint = near(name, known, otherwise=f"it has {', '.join(known)}")
@@ -506,6 +511,12 @@ class Config(ConfigSection):
                 yield (
                     f"rollout.temperature is {t:g}, and algorithm.distillation.servers are given, which score at 1: "
                     "set it to 1, or let a teacher in this process score"
+                )
+            if (size := self.train.sequence_parallel) > 1:
+                yield (
+                    f"train.sequence_parallel is {size}, and algorithm.distillation.servers are given: each rank of "
+                    "a row would ask for the same scores and might get others; set it to 1, or let a teacher in this "
+                    "process score"
                 )
             if self.environment.name is not None:
                 yield (
@@ -616,6 +627,15 @@ def halved(tokens: int, least: int) -> int | None:
     """Return half of the tokens, at least so many; None where that is no less."""
     half = max(tokens // 2, least)
     return half if half < tokens else None
+
+
+def conflicts_of_sequence_parallel(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """Yield a message where the tokens of padded rows would be divided over ranks."""
+    if train.sequence_parallel > 1 and model.rows == "padded":
+        yield (
+            f"train.sequence_parallel is {train.sequence_parallel}, and model.rows is padded: only packed rows, "
+            "whose attention is ours, are divided; leave one of them out"
+        )
 
 
 def conflicts_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@
     lora            adapters on linear layers
     quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
+    sequence_parallel   rows whose tokens are divided over ranks
     head            its output head: log-probs and entropies in chunks, and what memory they take
     learner         one DeepSpeed engine around the policy; every optimizer step
     learning_rate   the schedule of its rate, and what a resume makes of it
@@ -45,6 +46,7 @@ __all__ = [
     "save_progress",
     "saving",
     "self_check",
+    "sequence_parallel",
     "sft",
     "sync_probe",
 ]

@@ -2,7 +2,8 @@
 
 An optimizer step takes any number of packed rows, the same number on every rank. The loss of a row is a plain
 sum whose weights were fixed for the whole mini-batch, so nothing is averaged: DeepSpeed divides gradients by
-the number of ranks, and we multiply the loss by it.
+the number of ranks, and we multiply the loss by it. Ranks that compute a row together each add the gradient of their
+part of it (vlm_rl.learner.sequence_parallel), so that the sum over all ranks is the same.
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ class Learner:
     ) -> UpdateResult:
         """Make one optimizer step over this rank's rows; all ranks give the same number of them.
 
+        Ranks that compute rows together give the same rows.
+
         `before_step` gets the sums over the response tokens of all ranks; what it raises leaves the weights alone.
         Raises GuardAbortError where the gradient guard has refused too many steps in a row.
         """
@@ -190,7 +193,9 @@ class Learner:
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
             routing = self.policy.routers.take() | self.policy.take_kept()
             if not row.is_padding:
-                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums, **routing}.items():
+                # Routers count the tokens of a rank's share of a row; the others count whole rows, once for a group.
+                of_row = {"loss": loss, "entropy": entropy_K.sum(), **sums} if self.policy.ranks.is_first else {}
+                for key, value in {**of_row, **routing}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
         reduced = all_reduce_sums(totals)
         if before_step is not None:

@@ -21,6 +21,7 @@ from vlm_rl.learner.deepspeed import check_deepspeed_options
 from vlm_rl.learner.lora import describe
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.model_files.adapters import BaseModel, base_of
 from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.model_files.weights import check_weights, weights_sha256
@@ -125,6 +126,7 @@ def load_policy(
         )
         check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
     policy = policy_of(model, settings, banned_ids=banned_ids, temperature=temperature)
+    policy.share_rows(group_of_ranks(config.train.sequence_parallel))
     if settings.lora is not None:
         base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
         policy.add_adapters(settings.lora, base=base, seed=config.seed)
@@ -135,6 +137,8 @@ def load_policy(
         console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
         if settings.lora is not None:
             console.print(describe(policy.model, settings.lora), soft_wrap=True)
+        if policy.ranks.size > 1:
+            console.print(f"rows: each is computed by {policy.ranks.size} ranks together", soft_wrap=True)
         if policy.is_padded:
             console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
     policy.freeze(settings.freeze)

@@ -37,6 +37,7 @@ from vlm_rl.learner.head import Head
 from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
+from vlm_rl.learner.sequence_parallel import RankGroup, RowShare, check_heads
 from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
 from vlm_rl.model_files.model_folder import check_transformers, own_attention
@@ -147,6 +148,7 @@ class Policy(nn.Module):
         self.is_padded = is_padded(model.config, rows)
         if self.is_padded:
             model.get_decoder().register_forward_pre_hook(_pad, with_kwargs=True)
+        self.ranks = RankGroup()  # that compute a row together
         self.offloads = False
         self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
@@ -171,6 +173,16 @@ class Policy(nn.Module):
         lora.add_adapters(self.model, config, seed=seed)
         self.base = base
         self.register_state_dict_post_hook(_keep_trained)
+
+    def share_rows(self, ranks: RankGroup) -> None:
+        """Compute a row on this group of ranks: each of them is given the same row, and returns all of its results.
+
+        Raises UserError for a model whose rows cannot be divided.
+        """
+        check_heads(self.model.config, ranks.size, is_padded=self.is_padded)
+        self.ranks = self.routers.ranks = ranks
+        if ranks.size > 1:
+            self.model.get_decoder().register_forward_pre_hook(_take_share, with_kwargs=True)
 
     @property
     def has_frozen_vision(self) -> bool:
@@ -239,7 +251,20 @@ class Policy(nn.Module):
             return torch.stack(tuple(self._image_features(row)), dim=1)
         padded = padded_rows(row.spans, row.sampled).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
-        hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
+        if (share := self.ranks.share_of(len(row.ids_T))) is None:
+            hidden_KH = self.hidden_states(row, padded).index_select(0, predictor_K)
+            return self._scores(row, hidden_KH, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
+        mine_k, predictor_k = share.predictions(predictor_K)
+        hidden_kH = self.hidden_states(row, share=share).index_select(0, predictor_k)
+        kept_kk, ids_kk = (None if ids is None else ids[mine_k] for ids in (row.kept_Kk, ids_Kk))
+        mine = replace(row, target_K=row.target_K[mine_k], kept_Kk=kept_kk)
+        scores = self._scores(mine, hidden_kH, with_entropy=with_entropy, ids_Kk=ids_kk, top_k=top_k)
+        return tuple(share.gathered(scores, mine_k, len(predictor_K)))
+
+    def _scores(
+        self, row: PackedRow, hidden_KH: Tensor, *, with_entropy: bool, ids_Kk: Tensor | None, top_k: int
+    ) -> tuple[Tensor | None, ...]:
+        """Return what `forward` does, from the hidden states that predict the row's targets."""
         if row.kept_Kk is None:
             return self.head(hidden_KH, row.target_K, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
         assert ids_Kk is None and not top_k, "the configuration refuses it"
@@ -266,11 +291,20 @@ class Policy(nn.Module):
         windowed = windowed_runs(row.spans, self.window)
         return replace(row.layout, windowed=windowed and windowed.to(row.ids_T.device))
 
-    def hidden_states(self, row: PackedRow, padded: PaddedRows | None = None) -> Tensor:
-        """Return the last layer's outputs [T, H], of the row's tokens or of all tokens of its padded rows."""
+    def hidden_states(
+        self, row: PackedRow, padded: PaddedRows | None = None, *, share: RowShare | None = None
+    ) -> Tensor:
+        """Return the last layer's outputs [T, H], of the row's tokens or of all tokens of its padded rows.
+
+        With a share of the row, those of its tokens.
+        """
         if padded is None:
             text_arguments: dict[str, Any] = {"layout": self._layout(row)}
+            if share is not None:
+                text_arguments["share"] = share
             self.routers.replayed = row.experts_TLK
+            if share is not None and row.experts_TLK is not None:
+                self.routers.replayed = row.experts_TLK[share.own]
         else:
             text_arguments = {"padded_tokens": padded.tokens_NL}
             if self.vision is not None:
@@ -374,6 +408,27 @@ def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[
     arguments["attention_mask"] = None if masks is None else masks(arguments["inputs_embeds"])
     positions = arguments["position_ids"]
     arguments["position_ids"] = positions[:, 0][:, tokens_NL] if positions.ndim == 3 else None
+    return args, arguments
+
+
+def _take_share(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Give the decoder this rank's tokens of a packed row, with its images in their places by then.
+
+    Masks and features of Qwen3-VL's deepstack mergers are those of the share too. Rotary positions are numbered by
+    the row, so a share takes its part of them.
+    """
+    if "share" not in arguments:  # a call that is not the policy's
+        return None
+    own = arguments["share"].own
+    for name in ("input_ids", "inputs_embeds"):
+        if arguments.get(name) is not None:
+            arguments[name] = arguments[name][:, own].clone()  # a view would keep the whole row's in memory
+    arguments["position_ids"] = arguments["position_ids"][..., own]
+    if (is_visual_1T := arguments.get("visual_pos_masks")) is not None:
+        before, here = (int(is_visual_1T[:, part].sum()) for part in (slice(own.start), own))
+        arguments["visual_pos_masks"] = is_visual_1T[:, own]
+        features = arguments["deepstack_visual_embeds"]
+        arguments["deepstack_visual_embeds"] = [features_FH[before : before + here] for features_FH in features]
     return args, arguments
 
 

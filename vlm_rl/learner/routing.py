@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm_rl.learner.sequence_parallel import RankGroup
 from vlm_rl.model_files.routers import RouterOutput, is_known_output, routers_of
 
 
@@ -30,6 +31,7 @@ class RouterWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._sums: dict[str, Tensor] = {}
+        self.ranks = RankGroup()  # that have a share of each row
         self.is_padding: Tensor | None = None  # bool [T], of the pass in progress: tokens that do not count
         self._is_paused = False
         self.replayed: Tensor | None = None  # [T, layers, K] of the pass in progress; -1 where the router chooses
@@ -84,6 +86,7 @@ class RouterWatch:
         logp_TE = logits_TE.float().log_softmax(-1)
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))
+        load_E = self.ranks.sum(load_E)  # a row's load is that of all its tokens
         num_tokens = torch.tensor(float(len(logp_TE)), device=logp_TE.device)
         for key, value in {
             "router_tokens": num_tokens,

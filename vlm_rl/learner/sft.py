@@ -19,7 +19,7 @@ from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
 from vlm_rl.data.turns import as_prompt
 from vlm_rl.devices import model_dtype
-from vlm_rl.distributed import all_reduce_sums, barrier, gather_shares, init_ranks, rank, share, world_size
+from vlm_rl.distributed import all_reduce_sums, barrier, gather_shares, init_ranks, rank, share
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.deepspeed import least_zero_stage
 from vlm_rl.learner.learner import Learner, UpdateResult
@@ -58,7 +58,8 @@ def warm_start(
         out: the folder to write.
         model_path: the Hugging Face folder to start from.
         builder: renders the problems for this model.
-        config: the optimizer's settings; ``mini_batch_prompts`` and ``zero_stage`` are not used.
+        config: the optimizer's settings; ``mini_batch_prompts``, ``sequence_parallel`` and ``zero_stage`` are not
+            used.
         batch_size: examples per optimizer step.
 
     Raises UserError for a model that the learner would compute wrongly.
@@ -132,8 +133,10 @@ def mean_loss(
         lengths = gather_shares([len(prompts[example.problem].ids) for example in share(batch)])
         for row in pack_examples(batch, lengths, builder, prompts, learner.policy, budget):
             is_real_K = row.loss.weights_n[row.loss.response_K] > 0  # a row of padding keeps the ranks in step
-            total -= learner.log_probs(row)[is_real_K].double().sum()
-            count += is_real_K.sum()
+            logp_K = learner.log_probs(row)
+            if learner.policy.ranks.is_first:
+                total -= logp_K[is_real_K].double().sum()
+                count += is_real_K.sum()
     sums = all_reduce_sums({"total": total, "count": count})
     return sums["total"] / sums["count"]
 
@@ -159,7 +162,8 @@ def pack_examples(
     groups = [_group(example, builder) for example in examples]
     lengths = [group.lengths_G.tolist() for group in groups]
     sizes = [group.sizes_G.tolist() for group in groups]
-    plan = plan_rows(prompt_lengths, sizes, budget=budget, num_ranks=world_size(), padded=policy.is_padded)[rank()]
+    ranks = policy.ranks
+    plan = plan_rows(prompt_lengths, sizes, budget=budget, num_ranks=ranks.number, padded=policy.is_padded)
     return [
         pack_row(
             chunks,
@@ -169,7 +173,7 @@ def pack_examples(
             positions=partial(rope_positions, policy.model),
             observed=partial(as_prompt, builder),
         )
-        for chunks in plan
+        for chunks in plan[ranks.index]
     ]
 
 

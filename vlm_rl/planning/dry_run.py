@@ -10,6 +10,7 @@ or else from the copy of it that we ship for a few published models.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from vlm_rl.learner.architectures import check_architecture, check_parts, check_
 from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.checkpoint_size import DiskRoom, checkpoint_bytes
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
+from vlm_rl.learner.sequence_parallel import check_heads, check_ranks
 from vlm_rl.model_files.model_folder import check_context, check_divides, is_same_folder, read_model_config
 from vlm_rl.planning.memory import (
     Memory,
@@ -117,9 +119,10 @@ class DryRun:
         return replace(self, num_ranks=ranks, memory=memory)
 
     def by_ranks(self) -> dict[int, DryRun]:
-        """Return the plans on RANKS_SHOWN, as far as engines divide them, and on this plan's ranks."""
+        """Return the plans on RANKS_SHOWN, as far as engines and shared rows divide them, and on its own ranks."""
         rollout = self.config.rollout
-        shared = 1 if rollout.sampler == "server" else rollout.tensor_parallel
+        engine = 1 if rollout.sampler == "server" else rollout.tensor_parallel
+        shared = math.lcm(engine, self.config.train.sequence_parallel)
         return {ranks: self.on(ranks) for ranks in sorted({*RANKS_SHOWN, self.num_ranks}) if ranks % shared == 0}
 
 
@@ -137,7 +140,7 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
     config = asked if isinstance(asked, Config) else without_sampling(asked)
     resolve_algorithm(config.algorithm)
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
-    _check_ranks(ranks, config.rollout)
+    _check_ranks(ranks, config)
     source, raw = read_model_config(config.model.path)
     sizes = _build(json.dumps(raw), source)
     _check_model(sizes.config, config, source)
@@ -188,10 +191,12 @@ def _teacher_parameters(config: Config) -> int:
         raise UserError(f"algorithm.distillation.teacher: {str(error).removeprefix('model.path: ')}") from None
 
 
-def _check_ranks(ranks: int, rollout: RolloutConfig) -> None:
-    """Raise UserError where no rank is planned for, or the ranks are not a multiple of rollout.tensor_parallel."""
+def _check_ranks(ranks: int, config: Config) -> None:
+    """Raise UserError where no rank is planned for, or the ranks form no engines or no groups that share a row."""
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
+    check_ranks(config.train.sequence_parallel, ranks)
+    rollout = config.rollout
     if rollout.sampler != "server" and ranks % rollout.tensor_parallel:
         raise UserError(
             f"rollout.tensor_parallel is {rollout.tensor_parallel}, and the plan is for {ranks} "
@@ -210,6 +215,8 @@ def _check_model(model_config: Any, config: Config, source: str) -> None:
     check_architecture(model_config, path=source, rows=config.model.rows)
     check_divides(model_config, config.rollout)
     check_parts(model_config, config.model, lr_by_part=config.train.lr_by_part)
+    padded = is_padded(model_config, config.model.rows)
+    check_heads(model_config, config.train.sequence_parallel, is_padded=padded)
     check_routing(model_config, replay=config.rollout.replay_routing)
 
 

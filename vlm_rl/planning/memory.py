@@ -39,7 +39,7 @@ class Memory:
     weights: int = 0
     gradients: int = 0  # with the float32 sums of what this rank holds of them
     optimizer: int = 0  # moments and float32 master weights; 0 where they are in host memory
-    activations: int = 0  # of one full packed row with its images
+    activations: int = 0  # of one full packed row, or this rank's share of it, with all of its images
     head: int = 0  # chunks of logits; the head's weight gradient in float32, and one product for it
     buckets: int = 0  # what DeepSpeed collects gradients in before it sums them over the ranks
     frozen: int = 0  # weights of the KL term's reference and of a teacher, as far as they stay on the device
@@ -247,11 +247,12 @@ def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
         "fused": config.model.fused_head,
         "soft_cap": getattr(text, "final_logit_softcapping", None) is not None,
     }
-    rows = min(row_tokens(config), chunk_rows(text.vocab_size, dtype, **way))
+    # Those of a row's tokens that predict a response may be on one rank of those that share it.
+    rows = min(share_tokens(config), chunk_rows(text.vocab_size, dtype, **way))
     chunks = rows * text.vocab_size * bytes_per_logit(dtype, **way)
     # Ids of a teacher or of what was kept are int64, with four float32: log-probs, a gradient, an exponential.
     most = max(config.algorithm.distillation.top_k, config.rollout.top_k)
-    chunks += row_tokens(config) * most * (8 + 4 * 4)
+    chunks += row_tokens(config) * most * (8 + 4 * 4)  # of the whole row on each rank
     if config.model.lora is not None or "language_model" in config.model.freeze:
         return chunks
     return chunks + (4 + dtype.itemsize) * sizes.head  # the product, then a copy in its place
@@ -260,6 +261,11 @@ def _head(config: Config, sizes: ModelSizes, dtype: torch.dtype) -> int:
 def row_tokens(config: Config) -> int:
     """Return the tokens of a full row."""
     return max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.trained_tokens)
+
+
+def share_tokens(config: Config) -> int:
+    """Return the tokens of a full row that one rank has, where ranks share it."""
+    return -(-row_tokens(config) // config.train.sequence_parallel)
 
 
 def row_images(config: Config) -> int:
@@ -348,10 +354,11 @@ def _mlp_width(text: Any) -> int:
 def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patched: bool) -> int:
     """Return the bytes that the forward pass of one full row keeps: text, its pixels, its images in tower and merger.
 
-    A layer of linear attention is counted as one that attends.
+    Of the text where ranks share a row, this rank's part; each of them computes all images. A layer of linear
+    attention is counted as one that attends.
     """
     text = sizes.config.get_text_config()
-    tokens = row_tokens(config)
+    ranks = config.train.sequence_parallel
     stack_bytes = partial(
         stack_bytes_per_token,
         dtype=dtype,
@@ -361,11 +368,12 @@ def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patch
     )
     text = max(layer_configs(text), key=_head_width)
     head = _head_width(text)
-    size = tokens * stack_bytes(
+    size = share_tokens(config) * stack_bytes(
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
         query=head * text.num_attention_heads,
-        kv=head * _kv_heads(text),
+        kv=head * max(_kv_heads(text), ranks),  # a rank has one head of keys at least, of all tokens
+        exchanged=ranks > 1,
         mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
         has_head_norms=sizes.has_head_norms,
@@ -403,6 +411,7 @@ def stack_bytes_per_token(
     checkpointed: Checkpointing,
     offloaded: bool = False,
     has_head_norms: bool = False,
+    exchanged: bool = False,
 ) -> int:
     """Return the bytes per token that a stack of decoder layers keeps for its backward pass.
 
@@ -432,12 +441,14 @@ def stack_bytes_per_token(
             known of the card, whether a run fits does not depend on more.
         offloaded: whether the inputs that it keeps are in host memory.
         has_head_norms: whether queries and keys are normalized too, as in Qwen3; their outputs are not kept.
+        exchanged: whether ranks share a row: attention keeps its output, and the projection behind it what the
+            exchange makes of that.
     """
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
     inside = (3 if patched else 4) * mlp
-    width = 2 * norm * hidden + 2 * query + 2 * kv + inside
+    width = 2 * norm * hidden + (3 if exchanged else 2) * query + 2 * kv + inside
     statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
     if has_head_norms:
         width += (norm - 1) * (query + kv)

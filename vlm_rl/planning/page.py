@@ -136,11 +136,13 @@ def _memory_table(plan: DryRun, *, card: Card | None) -> Table:
         table.add_row("optimizer", _gib(m.optimizer), "in host memory, where DeepSpeed takes the step")
     else:
         table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
+    ranks = plan.config.train.sequence_parallel
+    shared = f"1/{ranks} of the tokens of " if ranks > 1 else ""
     images = f" with {row_images(plan.config)} images" if "tower" in plan.sizes.by_part else ""
     table.add_row(
         "activations",
         _gib(m.activations),
-        f"estimate: a row of {row_tokens(plan.config):,} tokens{images}, "
+        f"estimate: {shared}a row of {row_tokens(plan.config):,} tokens{images}, "
         f"{RECOMPUTED[checkpointing]}, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )

@@ -124,6 +124,9 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
         yield Remedy({f"{_ZERO}.offload_optimizer.device": "cpu"}, "its moments in host memory")
     if model.gradient_checkpointing is True and not model.offload_activations:
         yield Remedy({"model.offload_activations": True}, "the layers' inputs in host memory")
+    for size in (2, 4, 8):
+        if train.sequence_parallel < size and plan.num_ranks % size == 0:
+            yield Remedy({"train.sequence_parallel": size}, f"a row's tokens on {size} ranks")
     if model.lora is not None and train.offload_device("offload_param") == "none":
         keys = {"offload_param.device": "cpu", "offload_param.pin_memory": True}
         keys |= {"stage3_max_live_parameters": 600_000_000}

@@ -9,7 +9,6 @@ import numpy as np
 
 from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.data.turns import as_prompt
-from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.packing import PackedRow, pack_row, with_log_probs_of, with_sampler_log_probs
 from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.metrics import length_tenths
@@ -151,14 +150,15 @@ def _pack_one(
     tokens: int,
     prompt_of: Callable[[Group], Prompt],
 ) -> list[PackedRow]:
+    ranks = session.policy.ranks
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
         [group.sizes_G.tolist() for group in groups],
         budget=tokens,
-        num_ranks=world_size(),
+        num_ranks=ranks.number,
         pair_cost=1 / (6 * session.policy.model.config.get_text_config().hidden_size),
         padded=session.policy.is_padded,
-    )[rank()]
+    )[ranks.index]
     row_of = partial(
         pack_row,
         groups=groups,

@@ -17,6 +17,7 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_whole, policy_of
 from vlm_rl.learner.policy import load_model
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
@@ -70,6 +71,7 @@ def load_frozen(
         path, dtype=dtype, device=device, rows=config.model.rows, shard_for=TrainConfig(zero_stage=stage)
     )
     policy = policy_of(model, config.model, banned_ids=banned_ids, temperature=config.rollout.temperature)
+    policy.share_rows(group_of_ranks(config.train.sequence_parallel))
     return Reference(policy, zero_stage=stage, stays=stays)
 
 

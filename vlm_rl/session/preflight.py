@@ -167,6 +167,7 @@ def _checks(
     if isinstance(config, Config) and config.rollout.sampler == "vllm":
         yield check_vllm_is_there
         yield partial(_check_ranks_form_engines, config.rollout.tensor_parallel)
+    yield partial(_check_ranks_share_rows, config.train.sequence_parallel)
     yield unchanged or run.check_new
 
 
@@ -192,6 +193,14 @@ def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel
             f"{setting} is {size}, and this machine has {ranks} rank{'s' * (ranks > 1)}: neighbouring "
             "ranks of one machine form an engine, so start a multiple with torchrun --nproc-per-node"
         )
+
+
+def _check_ranks_share_rows(size: int) -> None:
+    """Raise UserError where torchrun's ranks do not form groups of train.sequence_parallel."""
+    if size > 1:
+        from vlm_rl.learner.sequence_parallel import check_ranks  # takes seconds, as all of the learner
+
+        check_ranks(size, int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def check_resumable(run: RunDirectory, config: Config | SftConfig) -> None:

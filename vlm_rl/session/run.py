@@ -31,7 +31,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import set_digests
 from vlm_rl.distributed import alive, all_gather, from_main, init_ranks, rank, signs_of_life, world_size
 from vlm_rl.errors import StoppedError
-from vlm_rl.learner.architectures import check_architecture, check_parts
+from vlm_rl.learner.architectures import check_architecture, check_parts, is_padded
 from vlm_rl.learner.checkpoint_size import DiskRoom, disk_room
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.learning_rate import moved_cosine
@@ -47,6 +47,7 @@ from vlm_rl.learner.saving import (
     start_learner,
     where_it_resumes,
 )
+from vlm_rl.learner.sequence_parallel import check_heads, check_ranks
 from vlm_rl.model_files.weights import check_base_weights
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.run.configurations import check_alike, keep_changes
@@ -118,10 +119,12 @@ class Run:
     def join_ranks(self) -> torch.device:
         """Join the other ranks, and return this rank's device.
 
-        Raises UserError where a rank has a different configuration, and where 4 bits are asked for in vain.
+        Raises UserError where a rank has a different configuration, where 4 bits are asked for in vain, and where
+        ranks do not form the groups that compute rows together.
         """
         check_quantization(self._config.model)
         device = init_ranks()
+        check_ranks(self._config.train.sequence_parallel, world_size())
         self._watch.join(self.directory.path)
         check_alike(all_gather(self._config))
         return device
@@ -168,6 +171,8 @@ class Run:
                 from_main(lambda: check_base_weights(folder, path))
         check_architecture(builder.config, path=path, rows=config.model.rows)
         check_parts(builder.config, config.model, lr_by_part=config.train.lr_by_part)
+        padded = is_padded(builder.config, config.model.rows)
+        check_heads(builder.config, config.train.sequence_parallel, is_padded=padded)
         return builder
 
     def check_disk(self, policy: Policy, device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vlm_rl.distributed import all_gather
 from vlm_rl.learner.architectures import naming_untested
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
@@ -57,8 +58,12 @@ class WeightSync:
         request = SampleRequest([self.probe], params, seed=self.seed, step=-1, together=True)
         with naming_untested(self.learner.policy.model.config):
             (rollouts,) = self.sampler.generate(request)
-        gap = probe_gap(self.learner.log_probs, self.learner.policy.model, self.probe, rollouts)
-        if not gap <= self.limit:  # NaN too
+        policy, ranks = self.learner.policy, self.learner.policy.ranks
+        # Ranks that compute rows together score the answers of all of their engines, one after the other.
+        answers = [rollouts] if ranks.size == 1 else all_gather(rollouts)[ranks.members]
+        gaps = [probe_gap(self.learner.log_probs, policy.model, self.probe, answer) for answer in answers]
+        gap = next((gap for gap in gaps if not gap <= self.limit), None)  # NaN too
+        if gap is not None:
             raise StaleWeightsError(
                 f"sampler {self.sampler.name!r} (policy version {self.sampler.policy_version}) holds the learner's "
                 f"weights, but its log-probs of the probe {self.probe.problem_id!r} differ from the learner's "

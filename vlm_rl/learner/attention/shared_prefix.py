@@ -32,6 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from vlm_rl.learner.packing import RowLayout, Runs, WindowedRuns
+from vlm_rl.learner.sequence_parallel import RowShare
 
 NAME = "shared_prefix"
 
@@ -45,9 +46,12 @@ def shared_prefix_attention(
     scaling: float | None = None,
     layout: RowLayout | None = None,
     sliding_window: int | None = None,
+    share: RowShare | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention of a packed row, [1, T, heads, head_dim], as transformers expects it.
+
+    Where ranks share the row, T counts those of this rank's tokens, here and in the arguments.
 
     Args:
         module: the layer that attends; not used.
@@ -58,19 +62,30 @@ def shared_prefix_attention(
         scaling: factor of the scores; None for 1 / sqrt(head_dim).
         layout: of the row; it must be given.
         sliding_window: tokens of the window, in a layer that has one.
+        share: this rank's part of the row; None for all of it.
     """
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if share is None:
+        return _attended(query, key, value, layout, scale, sliding_window), None
+    output = _attended(*share.to_heads(query, key, value), layout, scale, sliding_window)
+    return share.to_tokens(output), None
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, layout: RowLayout, scale: float, sliding_window: int | None
+) -> Tensor:
+    """Return the attention of a whole row, [1, T, heads, head_dim]."""
     kernel = _CPU if query.device.type == "cpu" else _FLASH if takes_flash(query, key, value) else None
     if sliding_window is not None and layout.windowed is not None:
         assert layout.windowed.window == sliding_window, (layout.windowed.window, sliding_window)
-        return _windowed(query, key, value, layout.windowed, scale, flash=kernel is _FLASH), None
+        return _windowed(query, key, value, layout.windowed, scale, flash=kernel is _FLASH)
     if kernel is None:
-        return _dense(query, key, value, layout, scale).transpose(1, 2), None
+        return _dense(query, key, value, layout, scale).transpose(1, 2)
     inputs = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # not x[0], whose gradient is a copy
     output: Any = _TwoSoftmaxes.apply(*inputs, layout, scale, kernel)
-    return output[None], None
+    return output[None]
 
 
 def takes_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
