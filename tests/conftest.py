@@ -8,10 +8,12 @@ from collections.abc import Callable, Generator
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.helpers.rotation import is_its_day
 
 if TYPE_CHECKING:
     from tests.helpers.toy_runs import Runner, Toys
@@ -90,14 +92,19 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files by LONGEST; the tests of a file keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has its turn on another day, unless it is asked for by name. Order the files by LONGEST; the
+    tests of a file keep their order."""
+    if not any("::" in argument for argument in config.args):
+        waiting = [item for item in items if not is_its_day(item)]
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if item not in waiting]
     rank = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """Give a file's tests to one worker, as `--dist loadfile` does; the files of servers go to the same."""
     if config.getoption("dist") != "loadfile":
         return None

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 
@@ -25,3 +27,9 @@ def todays(cases: Iterable[T], *, days: int) -> Todays[T]:
     found = Todays(every if day == "all" else every[int(day) % days :: days])
     found.every = every
     return found
+
+
+def is_its_day(item: pytest.Item) -> bool:
+    """Tell whether a test runs today: `@pytest.mark.turn(1, days=2)` runs it every second day."""
+    mark, day = item.get_closest_marker("turn"), os.environ["TEST_DAY"]
+    return mark is None or day == "all" or int(day) % mark.kwargs["days"] == mark.args[0]

@@ -457,6 +457,7 @@ def forked_evaluations(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_run", run)
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_evaluations")
 def test_the_whole_of_it_on_toy_data(
@@ -493,6 +494,7 @@ def test_the_whole_of_it_on_toy_data(
     assert code == 0 and "[to do]" not in plan and plan.count("[done]") == 2 + 3 + 1
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_evaluations")
 def test_a_row_of_another_paper_on_toy_data(

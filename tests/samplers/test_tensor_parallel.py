@@ -46,6 +46,7 @@ def left_behind() -> Iterator[None]:
     assert set(shared.glob("*cpushm*")) - there == set()
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("left_behind")
 def test_two_ranks_draw_and_prove_what_each_would_alone(tiny_model: Path, runner: Runner, tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_two_ranks_draw_and_prove_what_each_would_alone(tiny_model: Path, runner
     assert all("cos_sin_cache" in said for said in refusals["buffer"])
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_a_run_on_a_divided_engine_draws_what_whole_engines_draw(toys: Toys) -> None:
     """With ZeRO 3, and with one problem to evaluate, which leaves one rank without any."""

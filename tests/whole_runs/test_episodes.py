@@ -50,6 +50,7 @@ def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
         assert record["rollout/logprob_gap"] < 1e-5
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_observed_pictures_train_alike_on_one_rank_and_two(toys: Toys) -> None:
     """Narrow rows, ZeRO 2 and a frozen tower, whose features of observed pictures are computed once."""

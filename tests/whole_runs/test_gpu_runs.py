@@ -143,6 +143,7 @@ def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) ->
     check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")
 
 
+@pytest.mark.turn(1, days=2)
 def test_episodes_on_a_gpu_have_the_numbers_of_those_on_a_cpu(toys: Toys) -> None:
     """Pictures that a tool returns, in rows with adapters and recomputed layers."""
     tool = {"name": f"{Pictures.__module__}.Pictures", "allow_class": True, "options": {"most": 2}}

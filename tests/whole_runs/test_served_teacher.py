@@ -19,6 +19,7 @@ from vlm_rl.toy.tiny_model import build_tiny_model
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.turn(1, days=2)
 def test_a_served_teacher_scores_as_the_one_here(toys: Toys, tmp_path: Path) -> None:
     """Of the sampled ids and of its own likeliest. Without a server the run saves its beginning, and is resumed."""
     texts = SQUARES.tokenizer_texts()
