@@ -118,8 +118,8 @@ class Column:
     @property
     def split_text(self) -> str:
         """Return how the tokens divide into reasoning and answer."""
-        if self.earlier:
-            return f"sampled in {len(self.earlier) + 1} turns"
+        if sampled := [turn for turn in self.earlier if not turn.is_start]:
+            return f"sampled in {len(sampled) + 1} turns"
         if self.reasoning_tokens is None:
             return "in all (no tokenizer to split them)"
         return f"{self.reasoning_tokens:,} reasoning + {self.length - self.reasoning_tokens:,} answer"

@@ -24,12 +24,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace, Sequence
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
+from vlm_rl.data.images import encode_png
 from vlm_rl.demo.default_runs import RECORDED, default_folders, first_view
 from vlm_rl.demo.files.export import csv_bytes, export, samples
 from vlm_rl.demo.files.small_copy import copy_small
@@ -58,9 +60,11 @@ from vlm_rl.report.html import stylesheet
 from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
-from vlm_rl.run.rollout_row import RolloutRow
+from vlm_rl.run.rollout_row import RolloutRow, rollout_rows
+from vlm_rl.run.turn_record import turns_column
 from vlm_rl.sandbox.limited import LimitedWorker
 from vlm_rl.stats import estimate, score_interval
+from vlm_rl.types import EpisodeStart, Grade, Group, Observation, ObservedTokens, Problem, Reward, Rollout, Turn
 
 
 def rows_of(lengths: list[int], verdicts: list[str], *, samples: int = 1, **changes) -> list[dict]:
@@ -469,6 +473,36 @@ def test_hadw_has_curves_of_belief_and_weights_where_it_is_on(tmp_path):
         library = Library([run.path])
         page = html.unescape(str(training_panel(library, PageStates(library).of(UrlState()).url, {})))
         assert [title in page for title in titles] == [name == "on"] * 3
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_an_episode_reads_as_a_conversation(starts, tmp_path):
+    """What was shown before the first turn stands above it, of an evaluated problem and of a training response."""
+    no_ids = np.zeros(1, np.int32)
+    picture = encode_png(Image.new("RGB", (56, 56)))
+    turns = (
+        Turn(2, "I look", Observation("seven", tool="zoom"), ObservedTokens(no_ids, no_ids, ())),
+        Turn(1, "7", ending="done"),
+    )
+    start = EpisodeStart("a <b>board", (picture,), "") if starts else None
+    rollout = Rollout(
+        "p0", 0, np.zeros(3, np.int32), np.zeros(3, np.float32), "7", "stop", 0, turns=turns, start=start
+    )
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    run.write_eval("set", 1, rows_of([3], [RIGHT], turns=[turns_column(rollout)]), {})
+    grade = Grade("correct", "7", "number", "equal")
+    problem = Problem("p0", "How many?", (), "7", "integer")
+    group = Group(problem, (rollout,), (Reward({"accuracy": 1.0}, grade),), np.zeros(1))
+    run.write_rollouts(1, 1, rollout_rows([group], step=1, attempt=1))
+    library = Library([run.path])
+    state = PageStates(library).of(UrlState())
+    for page in (Elements(problem_panel(state)), Elements(training_panel(library, state.url, {}))):
+        words = " ".join(html.unescape(page.text).split())
+        shown = r"the environment shows first a <b>board " if starts else ""
+        assert re.search(rf"{shown}turn 1 .*I look.* zoom answers seven ", words), words
+        assert "turn 2 " not in words and ("shows first" in words) == starts
+        assert "sampled in" not in words or "sampled in 2 turns" in words
+        assert ("what was shown first" in page.values("alt")) == starts
 
 
 def test_the_rollouts_of_each_run_can_be_read(tmp_path):
