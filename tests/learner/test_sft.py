@@ -260,8 +260,11 @@ def test_adapters_are_trained_exported_and_trained_further(toys: Toys, learnable
 
 
 @pytest.mark.slow
-def test_two_ranks_take_the_same_steps(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
-    path, run = sft_file(toys, learnable, "two-ranks", train={"zero_stage": 2})
+@pytest.mark.parametrize("shared", [1, 2])
+def test_two_ranks_take_the_same_steps(toys: Toys, learnable: Path, whole: RunDirectory, shared: int) -> None:
+    """Each with rows of its own, and both with a part of each row."""
+    train = {"zero_stage": 2, "sequence_parallel": shared}
+    path, run = sft_file(toys, learnable, f"two-ranks-{shared}", train=train)
     result = toys.runner("sft", path, ranks=2)
     assert result.code == 0, result.output[-3000:]
     for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):

@@ -46,19 +46,22 @@ def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "shared"),
     [
-        {"credit": "top_visual", "aggregation": "balanced"},
-        {"credit": "visual", "name": "luspo", "blind_image": "masked"},
+        ({"credit": "top_visual", "aggregation": "balanced"}, 1),
+        ({"credit": "visual", "name": "luspo", "blind_image": "masked", "perception_coef": 0.02}, 2),
     ],
 )
-def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, Any]) -> None:
-    """The first step of one rank, and of two in ZeRO 2 with narrow rows and a frozen vision tower's features."""
+def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, Any], shared: int) -> None:
+    """The first step of one rank, and of two in ZeRO 2 with narrow rows and a frozen vision tower's features.
+
+    The second time both ranks compute each row together.
+    """
     name = rule["credit"]
     options: dict[str, Any] = {"algorithm": rule, "model": {"path": str(toys.model), "freeze": ["tower", "merger"]}}
     train: dict[str, Any] = {"steps": 1, "mini_batch_prompts": 4}
     one = toys.train_run(f"{name}-one", **options, train=train)
-    narrow = {**train, "zero_stage": 2, "micro_batch_tokens": 170}
+    narrow = {**train, "zero_stage": 2, "micro_batch_tokens": 170, "sequence_parallel": shared}
     config = toys.config(f"{name}-two", **options, train=narrow)
     assert toys.runner("train", str(config), ranks=2).code == 0
     (first,), (second,) = one.metrics(), toys.run(f"{name}-two").metrics()

@@ -84,17 +84,20 @@ def test_a_teacher_s_scores_are_the_unmodified_model_s_and_a_resume_is_exact(toy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("top_k", "stage"), todays([(0, 2), (8, 3)], days=2))
+@pytest.mark.parametrize(("top_k", "stage", "shared"), todays([(0, 2, 1), (8, 3, 2)], days=2))
 def test_a_teacher_s_gradient_does_not_depend_on_ranks_and_rows(
-    toys: Toys, teacher: Path, top_k: int, stage: int
+    toys: Toys, teacher: Path, top_k: int, stage: int, shared: int
 ) -> None:
-    """The first step of one rank, and of two with narrow rows and a frozen vision tower's features."""
+    """The first step of one rank, and of two with narrow rows and a frozen vision tower's features.
+
+    With its likeliest ids both ranks compute each row together.
+    """
     name = f"teacher-{top_k}-{stage}"
     rule = {"distillation": {"teacher": str(teacher), "top_k": top_k, "hint": HINT}}
     options: dict[str, Any] = {"algorithm": rule, "model": {"path": str(toys.model), "freeze": ["tower", "merger"]}}
     train: dict[str, Any] = {"steps": 1, "mini_batch_prompts": 4}
     one = toys.train_run(f"{name}-one", **options, train=train)
-    narrow = {**train, "zero_stage": stage, "micro_batch_tokens": 170}
+    narrow = {**train, "zero_stage": stage, "micro_batch_tokens": 170, "sequence_parallel": shared}
     result = toys.runner("train", str(toys.config(f"{name}-two", **options, train=narrow)), ranks=2)
     assert result.code == 0, result.output[-3000:]
     (first,), (second,) = one.metrics(), toys.run(f"{name}-two").metrics()
