@@ -133,7 +133,8 @@ class Fleet:
 @contextmanager
 def served_fleet(toys: Toys, folder: Path, *, servers: int = 2, **rollout: Any) -> Iterator[Fleet]:
     """Start servers of the toy policy."""
-    settings = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "batch_size": 4, **rollout}
+    videos = {"limit_mm_per_prompt": {"video": 2}}
+    settings = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "batch_size": 4, "vllm": videos, **rollout}
     config = toys.config("served-config", rollout=settings | {"server_token": str(folder / "token")})
     builder = PromptBuilder(toys.model, template=TEMPLATES["think_answer"], max_pixels=1_003_520)
     model = AutoModelForImageTextToText.from_pretrained(toys.model, dtype=torch.float32)

@@ -17,6 +17,7 @@ import torch
 
 from tests.helpers.episodes import RandomEpisodes, largest_gap, let_turns_end, png
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
+from tests.helpers.videos import LONG, SHORT, video_problem
 from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
@@ -58,6 +59,23 @@ def test_a_server_draws_what_the_seeds_say_from_the_weights_that_it_got(fleet: F
     fleet.sync(sampler, 2)
     second = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=2))
     assert not same(second, first) and {rollout.policy_version for group in second for rollout in group} == {2}
+
+
+def test_videos_are_read_as_the_learner_reads_them(fleet: Fleet) -> None:
+    """Two of a prompt, with an image before each, of equal frames at other times; a third is more than it takes."""
+    builder = copy(fleet.builder)
+    problems = [video_problem(SHORT, LONG), video_problem([0, 10, 20], SHORT)]
+    builder.allow_videos(problems)
+    fleet = replace(fleet, builder=builder, prompts=[builder.build(problem) for problem in problems])
+    assert max(len(prompt.ids) for prompt in fleet.prompts) <= 160  # what the servers take of a prompt
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 1)
+    groups = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=2))
+    assert not same(groups[:1], groups[1:])
+    assert_of_the_learner(fleet, groups)
+    builder.allow_videos([video_problem(SHORT, LONG, SHORT)])
+    assert not sampler.fleet.look_around()
+    assert "takes 2 videos of a prompt, and this run has prompts with 3: start it with" in fleet.notes[-1]
 
 
 def test_a_response_that_weights_overtake_continues_under_the_new_ones(fleet: Fleet) -> None:

@@ -197,11 +197,13 @@ class PromptBuilder:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Return the options of vllm.LLM with which the engine makes the same of images."""
-        return (
-            {}
-            if self.family is None
-            else self.family.engine_options(**self._image_options, max_videos=self.max_videos)
-        )
+        return self.engine_options_for(self.max_videos)
+
+    def engine_options_for(self, max_videos: int) -> dict[str, Any]:
+        """Return the same of an engine that keeps memory for so many videos of a prompt."""
+        if self.family is None:
+            return {}
+        return self.family.engine_options(**self._image_options, max_videos=max_videos)
 
     @property
     def _image_options(self) -> dict[str, Any]:
@@ -216,6 +218,15 @@ class PromptBuilder:
             if problem.videos:
                 self._check_takes_videos(problem)
                 self.max_videos = max(self.max_videos, len(problem.videos))
+
+    def expect_videos(self, count: int) -> None:
+        """Do the same for so many videos of a prompt. Raises UserError where the model takes none."""
+        if not self.takes_videos:
+            raise UserError(
+                f"rollout.vllm.limit_mm_per_prompt lets a prompt have {count} videos, and a "
+                f"{self.config.model_type} model takes none: leave video out"
+            )
+        self.max_videos = max(self.max_videos, count)
 
     def build(self, problem: Problem, *, start: EpisodeStart | None = None) -> Prompt:
         """Render a problem.

@@ -152,16 +152,12 @@ def load_teacher(
         )
         check_reads_the_same(config, teacher, path, top_k=options.top_k, num_banned=len(builder.banned_ids))
         if options.servers:
-            if builder.max_videos:
-                raise UserError("servers are given, which are sent no videos: let a teacher in this process score")
             servers = ScoringServers(
                 options.servers,
                 token_file=token_path(config.rollout.server_token),
                 timeout=config.rollout.server_timeout,
-                needed={
-                    "model": sha256((path / "config.json").read_bytes()).hexdigest(),
-                    **{key: builder.engine_options[key] for key in ("mm_processor_kwargs",) if builder.is_vision},
-                },
+                model_sha256=sha256((path / "config.json").read_bytes()).hexdigest(),
+                builder=builder,
                 max_model_len=config.data.max_prompt_tokens + config.trained_tokens + 1,
                 is_stopped=is_stopped,
                 note=note,

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import SamplingParams
@@ -127,6 +128,30 @@ async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, secon
         raise ServerError(f"/collective_rpc: not a proof: {error}") from None
 
 
+def media_mismatch(info: Mapping[str, Any], builder: PromptBuilder) -> str | None:
+    """Return how a server reads images or videos otherwise than a run does, or None.
+
+    Args:
+        info: what /vlm_rl/info says.
+        builder: the prompt builder of the run's model.
+    """
+    if not builder.is_vision:
+        return None
+    videos, most = int(info.get("max_videos", 0)), builder.max_videos
+    if videos < most:
+        return (
+            f"it takes {videos} videos of a prompt, and this run has prompts with {most}: start it with "
+            f"rollout.vllm.limit_mm_per_prompt.video={most}"
+        )
+    needed = builder.engine_options_for(videos)["mm_processor_kwargs"]
+    if (given := info.get("mm_processor_kwargs")) != needed:
+        return (
+            f"it serves mm_processor_kwargs {given!r}, and this run needs {needed!r}: start it with `vlm-rl serve` "
+            "and this run's configuration"
+        )
+    return None
+
+
 async def ask_group(
     client: httpx.AsyncClient, prompt: Prompt, params: SamplingParams, seeds: Sequence[int], *, builder: PromptBuilder
 ) -> list[ServerResponse]:
@@ -193,11 +218,20 @@ async def ask_scores(
 
 
 def _prompt_body(prompt: Prompt) -> dict[str, Any]:
-    images = [
-        {"size": list(image.size), "data": base64.b64encode(image.convert("RGB").tobytes()).decode()}
-        for image in prompt.images
+    images = [{"size": list(image.size), "data": _written(image)} for image in prompt.images]
+    videos = [
+        {
+            "size": list(video.frames[0].size),
+            "frames": [_written(frame) for frame in video.frames],
+            "seconds": [float(second) for second in video.seconds],
+        }
+        for video in prompt.videos
     ]
-    return {"ids": prompt.sampler_ids.tolist(), "images": images}
+    return {"ids": prompt.sampler_ids.tolist(), "images": images, "videos": videos}
+
+
+def _written(image: Image.Image) -> str:
+    return base64.b64encode(image.convert("RGB").tobytes()).decode()
 
 
 def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> ServerResponse:

@@ -17,7 +17,7 @@ from vlm_rl.config import is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected
+from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
 
 SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
@@ -145,8 +145,6 @@ class Fleet:
             "logprobs_mode": "processed_logprobs",
             "world_size": self.settings.tensor_parallel,
         }
-        if self._builder.is_vision:
-            needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]
         for key, value in needed.items():
             if info.get(key) != value:
                 what = (
@@ -155,6 +153,8 @@ class Fleet:
                     else f"{key} {info.get(key)!r}, and this run needs {value!r}"
                 )
                 return f"it serves {what}: start it with `vlm-rl serve` and this run's configuration"
+        if fault := media_mismatch(info, self._builder):
+            return fault
         if info.get("backend") not in BACKENDS:
             return f"it takes weights by {info.get('backend')!r}: start it with `vlm-rl serve`"
         return None

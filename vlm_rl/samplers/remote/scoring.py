@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.samplers.remote.client import ResponseScores, ServerError, ask_info, ask_scores, connected
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.samplers.remote.client import (
+    ResponseScores,
+    ServerError,
+    ask_info,
+    ask_scores,
+    connected,
+    media_mismatch,
+)
 from vlm_rl.samplers.remote.fleet import SILENCE, ServersGoneError, read_token
 from vlm_rl.types import Prompt
 
@@ -36,7 +44,8 @@ class ScoringServers:
         *,
         token_file: Path,
         timeout: float,
-        needed: Mapping[str, Any],
+        model_sha256: str,
+        builder: PromptBuilder,
         max_model_len: int,
         is_stopped: Callable[[], bool],
         note: Callable[[str], None],
@@ -47,7 +56,8 @@ class ScoringServers:
             servers: their addresses.
             token_file: the file with their token.
             timeout: seconds without any server, after which the run is to end.
-            needed: what /vlm_rl/info must say.
+            model_sha256: of the teacher's config.json.
+            builder: the prompt builder of the learner's model.
             max_model_len: tokens that a server must at least take.
             is_stopped: tells whether the run is to end.
             note: prints a line.
@@ -55,7 +65,8 @@ class ScoringServers:
         Raises UserError where there is no token.
         """
         self.servers, self.token = [url.rstrip("/") for url in servers], read_token(token_file)
-        self.timeout, self._needed, self._max_model_len = timeout, dict(needed), max_model_len
+        self.timeout, self._max_model_len = timeout, max_model_len
+        self._model_sha256, self._builder = model_sha256, builder
         self._is_stopped, self._note = is_stopped, note
         self._said: dict[str, str] = {}
 
@@ -120,10 +131,10 @@ class ScoringServers:
 
     def _mismatch(self, info: Mapping[str, Any]) -> str | None:
         """Return how a server differs from what scores, or None."""
-        for key, value in self._needed.items():
-            if info.get(key) != value:
-                what = "a model other than the teacher" if key == "model" else f"{key} {info.get(key)!r}"
-                return f"it serves {what}, and the teacher has {key} {value!r}"
+        if info.get("model") != self._model_sha256:
+            return f"it serves a model other than the teacher, whose config.json has the digest {self._model_sha256}"
+        if fault := media_mismatch(info, self._builder):
+            return fault
         if not isinstance(length := info.get("max_model_len"), int) or length < self._max_model_len:
             return (
                 f"it takes {length} tokens, and the longest prompt and response with one more are "

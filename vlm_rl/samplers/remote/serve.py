@@ -24,7 +24,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
-from vlm_rl.samplers.vllm.options import engine_environment, engine_options, start_note
+from vlm_rl.samplers.vllm.options import engine_environment, engine_options, media_limits, start_note
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
@@ -76,6 +76,8 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         model, template=data.prompt_template, min_pixels=data.min_pixels, max_pixels=data.max_pixels
     )
     check_divides(builder.config, config.rollout)
+    if isinstance(videos := media_limits(config.rollout.vllm).get("video"), int) and videos:
+        builder.expect_videos(videos)
     on_cpu = device.type == "cpu"
     options = engine_options(
         model_path=str(model.resolve()),

@@ -16,7 +16,6 @@ import torch
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
-from vlm_rl.errors import UserError
 from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SampleRequest
 from vlm_rl.samplers.episodes import EpisodeBatch
@@ -72,10 +71,8 @@ class ServerSampler:
             is_stopped: tells whether the run is to end.
             note: prints a line.
 
-        Raises UserError where there is no token, for a list of servers that cannot be read, and for videos.
+        Raises UserError where there is no token, and for a list of servers that cannot be read.
         """
-        if builder.max_videos:
-            raise UserError("rollout.sampler is server, and servers are not sent videos: set rollout.sampler=vllm")
         self.policy_version = 0
         self.dtype = dtype
         self.fleet = Fleet(

@@ -4,8 +4,8 @@ vLLM loads RolloutEndpoint as an ASGI middleware. Its own API key leaves the rou
 it keeps connections that send no request.
 
     GET  /vlm_rl/info        what is served, for the learner to compare with what it needs
-    POST /vlm_rl/generate    one prompt with its images, and all its responses
-    POST /vlm_rl/score       one prompt with its images and responses, and the log-probs of their tokens
+    POST /vlm_rl/generate    one prompt with its images and videos, and all its responses
+    POST /vlm_rl/score       the same with given responses, and the log-probs of their tokens
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from uvicorn.protocols.http import auto
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.remote.timed_heads import TimedHeads
 from vlm_rl.samplers.vllm.options import prompt_request, sampling_options, scoring_options
+from vlm_rl.types import Video
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 _TRIES = 3  # of a response whose prepared images were lost
@@ -83,6 +84,7 @@ async def _info(engine: Any) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "logprobs_mode": model.logprobs_mode,
         "mm_processor_kwargs": model.multimodal_config and model.multimodal_config.mm_processor_kwargs,
+        "max_videos": model.multimodal_config.get_limit_per_prompt("video") if model.multimodal_config else 0,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "backend": config.weight_transfer_config and config.weight_transfer_config.backend,
         "world_size": config.parallel_config.world_size_across_dp,
@@ -122,9 +124,9 @@ async def _generate(engine: Any, body: bytes) -> JSONResponse:
     """Draw one response for each seed. A request that cannot be read, or that vLLM refuses, is answered with 400."""
     try:
         asked = json.loads(body)
-        images = [_image(item) for item in asked["images"]]
+        media = _images(asked), _videos(asked)
         params = SamplingParams(**asked["params"])
-        prompt = prompt_request(asked["ids"], images)
+        prompt = prompt_request(asked["ids"], *media)
         tokens = {"eos_ids": asked["eos_ids"], "banned_ids": asked["banned_ids"]}
         settings = [sampling_options(vllm, params, seed=seed, **tokens) for seed in asked["seeds"]]
         responses = await _gathered([response_of(engine, prompt, setting) for setting in settings])
@@ -137,10 +139,10 @@ async def _score(engine: Any, body: bytes) -> JSONResponse:
     """Return the log-probs of given responses. Errors are answered as by `_generate`."""
     try:
         asked = json.loads(body)
-        images, k = [_image(item) for item in asked["images"]], asked["top_k"]
+        media, k = (_images(asked), _videos(asked)), asked["top_k"]
         setting = scoring_options(vllm, top_k=k)
         works = [
-            scores_of(engine, prompt_request([*asked["ids"], *ids], images), setting, tokens=len(ids), top_k=k)
+            scores_of(engine, prompt_request([*asked["ids"], *ids], *media), setting, tokens=len(ids), top_k=k)
             for ids in asked["responses"]
         ]
         scores = await _gathered(works)
@@ -220,5 +222,16 @@ async def _finished(engine: Any, prompt: Any, setting: Any) -> Any:
     return result
 
 
-def _image(item: dict[str, Any]) -> Image.Image:
-    return Image.frombytes("RGB", tuple(item["size"]), base64.b64decode(item["data"]))
+def _images(asked: dict[str, Any]) -> list[Image.Image]:
+    return [_image(item["size"], item["data"]) for item in asked["images"]]
+
+
+def _videos(asked: dict[str, Any]) -> list[Video]:
+    return [
+        Video(tuple(_image(item["size"], frame) for frame in item["frames"]), item["seconds"])
+        for item in asked["videos"]
+    ]
+
+
+def _image(size: Sequence[int], data: str) -> Image.Image:
+    return Image.frombytes("RGB", (size[0], size[1]), base64.b64decode(data))

@@ -111,7 +111,10 @@ def engine_options(
             # An engine's share of a card would be millions of blocks, which vLLM makes one by one and all of which it
             # visits before each batch, when its caches are reset.
             settings["kv_cache_memory_bytes"] = cache
-    return {**settings, **builder.engine_options, **(options or {})}
+    own, given = builder.engine_options, dict(options or {})
+    if "limit_mm_per_prompt" in own and isinstance(limits := given.get("limit_mm_per_prompt"), Mapping):
+        given["limit_mm_per_prompt"] = {**own["limit_mm_per_prompt"], **limits}  # what the user leaves out stays ours
+    return {**settings, **own, **given}
 
 
 def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], *, more_images: int = 0) -> None:
@@ -122,11 +125,8 @@ def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], 
         problems: of the run.
         more_images: the most that an environment shows beside a problem's own.
     """
-    limits = options.get("limit_mm_per_prompt")
-    if not isinstance(limits, Mapping):
-        return
-    most = {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits.items()}
-    for problem in problems:
+    most = media_limits(options)
+    for problem in problems if most else ():
         images = len(problem.images) - sum(map(len, problem.videos)) + more_images  # without the frames of videos
         for kind, count in (("image", images), ("video", len(problem.videos))):
             limit = most.get(kind)
@@ -135,6 +135,14 @@ def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], 
                     f"rollout.vllm.limit_mm_per_prompt lets a prompt have {limit} {kind}s, and problem "
                     f"{problem.id!r} has {count}: raise it, or remove it"
                 )
+
+
+def media_limits(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return kind -> the most of a prompt, of the kinds that rollout.vllm limits."""
+    limits = options.get("limit_mm_per_prompt")
+    if not isinstance(limits, Mapping):
+        return {}
+    return {kind: limit.get("count") if isinstance(limit, Mapping) else limit for kind, limit in limits.items()}
 
 
 def is_small(config: Any) -> bool:
