@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 RESULTS = {  # of one cell each: what a reader must see
     "grade_responses": "4 of 7 are right",
-    "read_runs": "BA ba 24 steps",
+    "read_runs": "LUSPO luspo 12 steps",
     "train_on_rows": "20 steps; shorter: True",
 }
 

@@ -139,13 +139,13 @@ def multiplying_model(folder: Path) -> str:
 
 
 def endless_tokenizers(folder: Path) -> str:
-    """Try tokenizers as opening a model does: two have no end, one takes the square of a text's length."""
+    """Try tokenizers as opening a model does: two have no end, one takes the square of a text's length, many times."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.normalizers import Replace
 
     tokenizer, refused = Tokenizer(WordLevel({"?": 0}, unk_token="?")), list[str]()
-    for expression in ("(a+)+b", r"(?=(\n+)+b)\n", "a+b"):
+    for expression in ("(a+)+b", r"(?=(\n+)+b)\n", "|".join(f"a+{end}" for end in "bcdefghijklmnopq")):
         tokenizer.normalizer = Replace(Regex(expression), "x")
         tokenizer.save(str(folder / "tokenizer.json"))
         try:
