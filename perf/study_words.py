@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from vlm_rl.commands.real_quickstart import RealSizes, cold_start, sft_config
 from vlm_rl.data_prep.word_sets import make_word_sets
@@ -48,10 +49,9 @@ TASKS = {
     "form": WordTask("small", {"accuracy": 0, "format": 1}),
     "coin": WordTask("small", {"accuracy": 0, "format": 0, "overlong_buffer": 0, "coin": 1}),
 }
-CPU_TASKS = ("small", "large")
+CPU_TASKS, CPU_RULES = ("small", "large"), ("grpo", "luspo")
 CPU_CHANGES = (
     "seeds=[0]",
-    "rules={grpo: {algorithm.name: grpo}, luspo: {algorithm.name: luspo}}",
     "base.train.steps=12",
     "base.train.mini_batch_prompts=4",
     "base.train.micro_batch_tokens=2048",
@@ -60,14 +60,27 @@ CPU_CHANGES = (
 )
 
 
-def run_task(folder: Path, name: str, changes: Sequence[str], *, jobs: int) -> None:
+def run_task(
+    folder: Path, name: str, *, rules: Sequence[str] | None = None, changes: Sequence[str] = (), jobs: int = 1
+) -> None:
     """Make what the task needs, train its runs, and write its page; what is finished is kept.
+
+    Args:
+        folder: where everything is made.
+        name: of the task.
+        rules: of the study's file; None: all of them.
+        changes: keys of the study's file with other values, as `vlm-rl study` takes them.
+        jobs: runs at a time.
 
     Raises CalledProcessError where a run fails, whose log has been printed.
     """
     task = TASKS[name]
-    start = make_start(folder, task.numbers)
-    sets = folder / task.numbers
+    start, sets = make_start(folder, task.numbers), folder / task.numbers
+    study = yaml.safe_load(STUDY.read_text(encoding="utf-8"))
+    if rules is not None:
+        study["rules"] = {rule: study["rules"][rule] for rule in rules}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
     words = [
         f"base.data.train=[{sets / 'train'}]",
         f"base.data.eval=[{sets / 'heldout'}]",
@@ -75,18 +88,7 @@ def run_task(folder: Path, name: str, changes: Sequence[str], *, jobs: int) -> N
         *(f"base.reward.{key}={value}" for key, value in task.reward.items()),
         *changes,
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "vlm_rl",
-        "study",
-        STUDY,
-        *words,
-        "--jobs",
-        str(jobs),
-        "--out",
-        folder / "runs" / name,
-    ]
+    command = [sys.executable, "-m", "vlm_rl", "study", file, *words, "--jobs", jobs, "--out", folder / "runs" / name]
     subprocess.run([str(word) for word in command], check=True)
 
 
@@ -201,7 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("no GPU is here, and this size would take days without one: give --on-cpu")
     for name in options.tasks or (CPU_TASKS if options.on_cpu else TASKS):
         if not options.tables:
-            run_task(options.folder, name, CPU_CHANGES if options.on_cpu else (), jobs=options.jobs)
+            size = {"rules": CPU_RULES, "changes": CPU_CHANGES} if options.on_cpu else {}
+            run_task(options.folder, name, **size, jobs=options.jobs)
         if (runs := options.folder / "runs" / name).is_dir():
             print(f"\n## {name}\n\n{table_of(runs)}", flush=True)
 

@@ -139,7 +139,7 @@ def multiplying_model(folder: Path) -> str:
 
 
 def endless_tokenizers(folder: Path) -> str:
-    """Try tokenizers as opening a model does: two have no end, one takes the square of a text's length, many times."""
+    """Try tokenizers as opening a model does: two have no end, one takes the square of a text's length often."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.normalizers import Replace
