@@ -25,7 +25,8 @@ from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
 from vlm_rl.errors import UserError
-from vlm_rl.toy.drawn_pictures import COLOURS, SHAPES, SIDE, make_questions, sentence
+from vlm_rl.toy.counting_task import respond
+from vlm_rl.toy.drawn_pictures import COLOURS, SHAPES, SIDE, make_questions
 from vlm_rl.toy.smollm import INSTALL_PICTURES
 
 # One question is asked of many pictures, and easy-VQA's have 64 x 64 pixels.
@@ -89,13 +90,13 @@ def seen(question: str, answer: str, colour: str, shape: str) -> str:
     """
     shown = f"The picture shows a {colour} {shape}."
     if answer not in ("yes", "no"):
-        return sentence(f"{shown} So the answer is {answer}.", answer)
+        return respond(f"{shown} So the answer is {answer}.", answer)
     words = question.rstrip("?").split()
     asked = next(word for word in words if word in COLOURS or word in SHAPES)
     is_there = asked in (colour, shape)
     found = f"It is {'' if is_there else 'not '}{'a ' if asked in SHAPES else ''}{asked}"
-    denied = " The question is whether that is missing." if {"no", "not"} & set(words) else ""
-    return sentence(f"{shown} {found}.{denied} So the answer is {answer}.", answer)
+    denied = " The question is whether that is missing." if _is_negated(question) else ""
+    return respond(f"{shown} {found}.{denied} So the answer is {answer}.", answer)
 
 
 def _drawn(raw: Path, count: int, seed: int, split: str) -> Iterable[_Row]:
@@ -134,7 +135,11 @@ def _answered(questions: Sequence[tuple[str, str, int]], names: Sequence[str]) -
 
 def _is_affirmed(question: str, answer: str) -> bool:
     """Tell whether the answer to a question of yes or no says that what is asked about is there."""
-    return answer == ("no" if {"no", "not"} & set(question.split()) else "yes")
+    return answer == ("no" if _is_negated(question) else "yes")
+
+
+def _is_negated(question: str) -> bool:
+    return bool({"no", "not"} & set(question.split()))
 
 
 def _new(raw: Path) -> Path:

@@ -1,7 +1,7 @@
 """Ask the length question in real language: SmolLM2-135M, word problems, and responses in four styles.
 
     python perf/study_words.py runs/words            # a GPU: four tasks, eight rules, three seeds, 60 steps
-    python perf/study_words.py runs/words --on-cpu   # two cores, an hour: two tasks, two rules, one seed, 12 steps
+    python perf/study_words.py runs/words --on-cpu --jobs 2   # two cores: two tasks, two rules, one seed, 12 steps
     python perf/study_words.py runs/words --tables   # from the runs that are there
 
 Stop it anywhere: the same command goes on. docs/study/words.md says what is compared and why.

@@ -152,7 +152,7 @@ def draw_cells(colours: Sequence[np.ndarray], *, jitter: int, rng: np.random.Gen
     return Image.fromarray(pixels)
 
 
-def respond(reasoning: str, answer: int) -> str:
+def respond(reasoning: str, answer: int | str) -> str:
     """Return a response in the full template."""
     return TEMPLATES["think_answer"].wrap(reasoning, str(answer))
 

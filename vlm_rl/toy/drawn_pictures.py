@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vlm_rl.templates import TEMPLATES
-from vlm_rl.toy.counting_task import keyed_rng
+from vlm_rl.toy.counting_task import keyed_rng, respond
 
 SIDE = 112  # pixels
 SMOOTH = 4  # pictures are drawn larger by this factor, so that their edges are smooth
@@ -62,18 +61,13 @@ def make_questions(count: int, *, seed: int, split: str) -> list[PictureQuestion
     return [_make_question(kinds[number % len(kinds)], rng, f"drawn-{split}-{number}") for number in range(count)]
 
 
-def sentence(reasoning: str, answer: str) -> str:
-    """Return a response that gives the answer after this reasoning."""
-    return TEMPLATES["think_answer"].wrap(reasoning, answer)
-
-
 def _make_question(
     kind: Callable[[np.random.Generator], _Drawn], rng: np.random.Generator, name: str
 ) -> PictureQuestion:
     picture, question, answer, reasoning = kind(rng)
     file = io.BytesIO()
     picture.reduce(SMOOTH).save(file, "PNG")
-    return PictureQuestion(name, file.getvalue(), question, answer, sentence(reasoning, answer))
+    return PictureQuestion(name, file.getvalue(), question, answer, respond(reasoning, answer))
 
 
 def _shape(rng: np.random.Generator) -> _Drawn:
