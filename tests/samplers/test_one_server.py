@@ -132,12 +132,11 @@ def test_what_a_learner_no_longer_waits_for_harms_no_later_request(fleet: Fleet)
 
     def body() -> dict[str, Any]:
         image = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-        images = [{"size": size, "data": base64.b64encode(image.tobytes()).decode()}]
-        ids = [int(token) for token in prompt.ids]
         params = asdict(SamplingParams(temperature=1.0, max_tokens=2, responses=4))
         return {
-            "ids": ids,
-            "images": images,
+            "ids": [int(token) for token in prompt.ids],
+            "images": [{"size": size, "data": base64.b64encode(image.tobytes()).decode()}],
+            "videos": [],
             "params": params,
             "seeds": [1, 2, 3, 4],
             "eos_ids": [],
