@@ -8,7 +8,6 @@ problem_images   a problem's images
 lengths          lengths and their changes
 pairs            two checkpoints: who reasons longer, and whether it pays; problems that show it
 cut_accuracy     how often a checkpoint would be right if it were cut at T tokens
-moves            where a text looks again, turns back or repeats itself
 reasoning        where a response first states the right answer, and its moves
 phrases          which phrases a checkpoint says more often
 patterns         a visitor's regular expression, counted (pattern_worker counts, in a process with limits)
@@ -19,7 +18,6 @@ __all__ = [
     "cut_accuracy",
     "lengths",
     "library",
-    "moves",
     "pairs",
     "patterns",
     "phrases",

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vlm_rl.data.golds import infer_answer_type
-from vlm_rl.demo.numbers.moves import MOVES, Mark, moves_of, repeated_share
 from vlm_rl.demo.numbers.problem_table import ProblemTable
 from vlm_rl.demo.numbers.responses import Responses
 from vlm_rl.grading.first_answer import find_first_answer, reasoning_span
 from vlm_rl.grading.grader import GradeTask
+from vlm_rl.grading.moves import MOVES, Mark, moves_of, repeated_share
 from vlm_rl.stats import Estimate, estimate, score_interval
 from vlm_rl.templates import TEMPLATES
 

@@ -10,13 +10,13 @@ import numpy as np
 from markupsafe import Markup
 
 from vlm_rl.demo.numbers.library import EvaluatedCheckpoint
-from vlm_rl.demo.numbers.moves import MOVES
 from vlm_rl.demo.numbers.problem_images import images_of
 from vlm_rl.demo.numbers.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.demo.numbers.reasoning import Reasoning, reasoning_at
 from vlm_rl.demo.numbers.url_state import FLAGS
 from vlm_rl.demo.panels.page_state import PageState, order_names
 from vlm_rl.demo.web.rendering import render, share_text
+from vlm_rl.grading.moves import MOVES
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, name_images, split_response
 from vlm_rl.run.turn_record import StoredTurn, read_turns
 

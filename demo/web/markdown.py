@@ -18,8 +18,8 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.rules_inline.state_inline import Delimiter
 from markdown_it.token import Token
 
-from vlm_rl.demo.numbers.moves import LABELS, Segment
 from vlm_rl.demo.web.formulas import MAX_FORMULAS, TAGS, formula_at
+from vlm_rl.grading.moves import LABELS, Segment
 
 MAX_MARKDOWN = 60_000  # characters; a longer text stays as it is, which keeps the next problem quick
 _FORMULAS = ("tex", "tex display")

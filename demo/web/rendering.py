@@ -20,10 +20,10 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from vlm_rl.demo.numbers.moves import Mark, segments
 from vlm_rl.demo.numbers.url_state import UNFILTERED
 from vlm_rl.demo.web.formulas import TextSpan, spans_of, value_spans
 from vlm_rl.demo.web.markdown import marked_pieces_of
+from vlm_rl.grading.moves import Mark, segments
 from vlm_rl.report.html import environment
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.hostile import HOSTILE
-from vlm_rl.demo.numbers.moves import LABELS, REPEATED, Mark, moves_of, repeated_share, segments
 from vlm_rl.demo.numbers.reasoning import MAX_TEXT, measure
 from vlm_rl.demo.web.markdown import MAX_MARKDOWN
 from vlm_rl.demo.web.rendering import markdown_html
+from vlm_rl.grading.moves import LABELS, REPEATED, Mark, moves_of, repeated_share, segments
 from vlm_rl.report.html import split_response
 
 LONG = "one two three four five six seven eight"  # REPEATED words

@@ -595,6 +595,23 @@ def test_tokens_are_coloured_by_what_the_image_changes(tmp_path):
     assert 'id="looking"' not in write_report([build_run(tmp_path / "no", steps=1)], tmp_path / "no.html").read_text()
 
 
+def test_what_says_that_it_looks_is_compared_with_the_rest(tmp_path):
+    """Of one response 2 of 4 tokens are in "Let me check.": .3 against .1; of the other, 1 of 2: .5 against .1."""
+    run = build_run(tmp_path / "run", steps=1)
+    row = run.rollouts(1).to_pylist()[0]
+    looks = (
+        (["It is 3.", " Let me", " check.", " Yes."], [0.0, 0.2, 0.4, 0.2]),
+        ([" Wait,", "\n It is 3."], [0.5, 0.1]),
+    )
+    rows = [RolloutRow(**{**row, "tokens": tokens, "visual_dependence": s}) for tokens, s in looks]
+    run.write_rollouts(1, 1, rows)
+    page = write_report([run], tmp_path / "page.html").read_text()
+    (line,) = re.findall(r"<tr>(?=<td[^>]*>looks again).*?</tr>", page)
+    # The differences .2 and .4: mean .3, standard error .1, t_.975 with one degree of freedom 12.706.
+    said = ["looks again", "2", "0.400", "0.100", "+0.300 (-0.971 to +1.571)"]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", line) == said
+
+
 def test_stability_names_drop_and_spikes(tmp_path):
     """Evaluations that end below the best, a norm of more than ten medians, and a loss that leaps."""
     run = build_run(tmp_path / "run", eval_steps=())

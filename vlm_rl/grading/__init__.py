@@ -31,9 +31,9 @@ The path of a response:
     spellings             other spellings of a gold, by which data preparation checks that it is read as it is meant
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
-first_answer finds where reasoning first states the answer; command is `vlm-rl grade`. All but these three and
-code_tests is private to this room. The room imports nothing of the project but the sandbox, errors, templates
-and types (tests/test_architecture.py), and no torch.
+first_answer finds where reasoning first states the answer, moves where it looks again, turns back or repeats itself;
+command is `vlm-rl grade`. All but these four and code_tests is private to this room. The room imports nothing of the
+project but the sandbox, errors, templates and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
 equality.AnswerComparison (a method that returns a Decision, or None where it does not apply). Name the rule in
@@ -41,5 +41,5 @@ reasons, increase GRADER_VERSION, add cases of both verdicts to tests/grading/gr
 table of docs/grading.md; the tests run both.
 """
 
-__all__ = ["code_tests", "command", "first_answer", "grader"]
+__all__ = ["code_tests", "command", "first_answer", "grader", "moves"]
 _USES = ["sandbox"]

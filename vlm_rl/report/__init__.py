@@ -12,4 +12,4 @@ Private to this room: changes, controls, examples, looking_section, sections and
 """
 
 __all__ = ["charts", "figures", "html", "looks", "readme_figure", "run_curves", "run_report", "vega"]
-_USES = ["data", "model_files", "run"]
+_USES = ["data", "grading", "model_files", "run"]

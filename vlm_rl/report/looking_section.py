@@ -1,4 +1,4 @@
-"""The section of the report on where responses look at their images: S_t by place, and responses coloured by it.
+"""The section of the report on where responses look at their images: S_t by place and statement, and as colours.
 
 S_t says how much the image changes the sampled token (vlm_rl.credit). It is known of runs with a credit that is not
 uniform, or with a bonus for looking.
@@ -11,23 +11,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vlm_rl.grading.moves import MOVES
 from vlm_rl.report.charts.frame import BAD, GOOD
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.figures import card
 from vlm_rl.report.html import PageSection, macros
-from vlm_rl.report.looks import ColoredResponse, color_response
+from vlm_rl.report.looks import ColoredResponse, color_response, looks_in_move
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.vega import embed
+from vlm_rl.stats import estimate
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
 _MOST_RESPONSES = 4
+_MOST_STEPS = 50  # whose responses are read for what they say
+_SAYS = {"reflection": "looks again", "backtracking": "turns back", "repetition": "repeats itself"}
 _COLUMNS = ["prompt_id", "verdict", "length", "tokens", "visual_dependence"]
 
 
 def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
     """Return curves of S_t by place and verdict, and coloured responses; None where no run knows S_t."""
-    charts, responses = [], []
+    charts, responses, said = [], [], []
     for run in runs:
         suffix = f": {run.name}" if len(runs) > 1 else ""
         if series := _by_place(run):
@@ -35,6 +39,7 @@ def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
             spec = lines(series, x_title="tenth of the response", from_zero=True)
             charts.append(card(title, embed(spec, title)))
         responses += _colored_responses(run, suffix)
+        said += _by_what_is_said(run, suffix)
     if not charts and not responses:
         return None
     caption = (
@@ -42,7 +47,13 @@ def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
         "the policy with the image and with a blank one, 0 to 10. Dashed: the first quarter of the steps; solid: the "
         "last. The shade of a token grows with S; one without a shade would be about as likely without the image."
     )
-    body = _PARTS.grid(charts, [], "") + _REPORT.colored(responses)
+    body = _PARTS.grid(charts, [], "")
+    if said:
+        head = ["where a response", "responses", "mean S there", "elsewhere in them", "difference, 95 % interval"]
+        body += _PARTS.table(head, said, 1) + _REPORT.table_note(
+            "Is the image used where a response says that it looks again? By statement, of the stored responses."
+        )
+    body += _REPORT.colored(responses)
     return PageSection("Looking", caption, body)
 
 
@@ -63,6 +74,25 @@ def _by_place(run: RunCurves) -> list[Series]:
                 name = f"{verdict}, {label}"
                 series.append(Series(name, tenths, part.mean(axis=1), color, dashed=label == "first steps"))
     return series
+
+
+def _by_what_is_said(run: RunCurves, suffix: str) -> list[list[str]]:
+    """Return a row for each move: S_t of the statements that make it, and of the same responses' other tokens."""
+    rows = []
+    for step in run.run.rollout_steps()[-_MOST_STEPS:]:
+        table = run.run.rollouts(step, _COLUMNS)
+        if "visual_dependence" in table.column_names:
+            rows += [row for row in table.to_pylist() if row["visual_dependence"]]
+    lines = []
+    for move in MOVES:
+        if not (found := [looks for row in rows if (looks := looks_in_move(row, move))]):
+            continue
+        inside, outside = np.array(found).T
+        change = estimate(inside - outside)
+        interval = f" ({change.low:+.3f} to {change.high:+.3f})" if change.has_interval else ""
+        means = f"{inside.mean():.3f}", f"{outside.mean():.3f}", f"{change.mean:+.3f}{interval}"
+        lines.append([f"{_SAYS[move]}{suffix}", str(len(found)), *means])
+    return lines
 
 
 def _colored_responses(run: RunCurves, suffix: str) -> list[ColoredResponse]:

@@ -1,4 +1,4 @@
-"""The tokens of a response in shades of S_t: how much the image changes the sampled token (vlm_rl.credit)."""
+"""S_t, how much the image changes a sampled token (vlm_rl.credit): responses in its shades, and by what they say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from vlm_rl.grading.moves import moves_of
 from vlm_rl.report.html import macros
 
 _PARTS = macros("vlm_rl.report", "parts.html")
@@ -56,3 +57,23 @@ def color_response(row: Mapping[str, Any], title: str = "") -> ColoredResponse:
         text=_PARTS.shades(shades),
         is_cut=len(values) > _MOST_TOKENS,
     )
+
+
+def looks_in_move(row: Mapping[str, Any], move: str) -> tuple[float, float] | None:
+    """Return mean S_t of the tokens in statements that make a move, and of the response's other tokens.
+
+    Args:
+        row: a rollout row that has `tokens` and `visual_dependence`.
+        move: one of grading.moves.MOVES.
+
+    Returns None where all tokens or none are in such statements. A token belongs where it begins, its spaces aside.
+    """
+    tokens: list[str] = row["tokens"]
+    ends = np.cumsum([len(token) for token in tokens])
+    begins = np.array([end - len(token.lstrip()) for end, token in zip(ends.tolist(), tokens, strict=True)])
+    is_in = np.zeros(len(tokens), dtype=bool)
+    for mark in moves_of("".join(tokens)):
+        if mark.kind == move:
+            is_in |= (begins >= mark.start) & (begins < mark.end)
+    values = np.array(row["visual_dependence"], dtype=np.float64)
+    return None if is_in.all() or not is_in.any() else (float(values[is_in].mean()), float(values[~is_in].mean()))
