@@ -6,6 +6,8 @@ runs/pictures/traces        drawn pictures and easy-VQA's training pictures, wit
 runs/pictures/heldout       drawn pictures that are in no trace, with a response each
 runs/pictures/easy_vqa      easy-VQA's test questions
 
+A study of length has sets of its own, of drawn pictures alone: traces in four styles, train and heldout.
+
 easy-VQA (MIT, https://github.com/vzhou842/easy-VQA) asks about one shape in one colour, in words of its own.
 """
 
@@ -24,13 +26,22 @@ from typing import Literal
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
+from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, WordSets
 from vlm_rl.errors import UserError
 from vlm_rl.toy.counting_task import respond
-from vlm_rl.toy.drawn_pictures import COLOURS, SHAPES, SIDE, make_questions
+from vlm_rl.toy.drawn_pictures import (
+    COLOURS,
+    SHAPES,
+    SIDE,
+    PictureQuestion,
+    make_questions,
+    make_styled_traces,
+)
 from vlm_rl.toy.smollm import INSTALL_PICTURES
 
 # One question is asked of many pictures, and easy-VQA's have 64 x 64 pixels.
-_OPTIONS = Options(keep_duplicates=True, min_pixels=SIDE * SIDE)
+_MIXED = Options(keep_duplicates=True, min_pixels=SIDE * SIDE)
+_DRAWN = Options(keep_duplicates=True)
 _HEADER = ("id", "question", "answer", "image", "trace")
 _Row = tuple[str, str, str, str, str]
 
@@ -70,14 +81,35 @@ def make_picture_sets(out: Path, *, seed: int = 0, counts: PictureCounts = Pictu
     sets = PictureSets(out / "traces", out / "heldout", out / "easy_vqa")
     if not sets.traces.exists():
         raw = _new(out / "raw" / "traces")
-        rows = [*_drawn(raw, counts.drawn, seed, "train"), *_published(raw, counts.published, "train")]
+        drawn = make_questions(counts.drawn, seed=seed, split="train")
+        rows = [*_drawn(raw, drawn, [item.trace for item in drawn]), *_published(raw, counts.published, "train")]
         _prepare(raw, sets.traces, rows, response=True)
     if not sets.heldout.exists():
         raw = _new(out / "raw" / "heldout")
-        _prepare(raw, sets.heldout, _drawn(raw, counts.heldout, seed, "heldout"), response=True)
+        drawn = make_questions(counts.heldout, seed=seed, split="heldout")
+        _prepare(raw, sets.heldout, _drawn(raw, drawn, [item.trace for item in drawn]), response=True)
     if not sets.easy_vqa.exists():
         raw = _new(out / "raw" / "easy_vqa")
         _prepare(raw, sets.easy_vqa, _published(raw, counts.test, "test"), response=False)
+    return sets
+
+
+def make_styled_sets(
+    out: Path, *, seed: int = 0, traces: int = NUM_TRACES, train: int = NUM_TRAIN, heldout: int = NUM_HELDOUT
+) -> WordSets:
+    """Make sets of drawn pictures below the folder `out`, with traces in the four styles; those that exist are kept.
+
+    Args:
+        out: the folder.
+        seed: of the pictures and the traces.
+        traces, train, heldout: the questions of each set.
+    """
+    sets = WordSets(out / "traces", out / "train", out / "heldout")
+    for folder, count in ((sets.traces, traces), (sets.train, train), (sets.heldout, heldout)):
+        if not folder.exists():
+            raw, questions = _new(out / "raw" / folder.name), make_questions(count, seed=seed, split=folder.name)
+            rows = _drawn(raw, questions, make_styled_traces(questions, seed=seed))
+            _prepare(raw, folder, rows, response=folder == sets.traces, options=_DRAWN)
     return sets
 
 
@@ -99,10 +131,10 @@ def seen(question: str, answer: str, colour: str, shape: str) -> str:
     return respond(f"{shown} {found}.{denied} So the answer is {answer}.", answer)
 
 
-def _drawn(raw: Path, count: int, seed: int, split: str) -> Iterable[_Row]:
-    for item in make_questions(count, seed=seed, split=split):
+def _drawn(raw: Path, questions: Sequence[PictureQuestion], traces: Sequence[str]) -> Iterable[_Row]:
+    for item, trace in zip(questions, traces, strict=True):
         (raw / f"{item.id}.png").write_bytes(item.png)
-        yield item.id, item.question, item.answer, f"{item.id}.png", item.trace
+        yield item.id, item.question, item.answer, f"{item.id}.png", trace
 
 
 def _published(raw: Path, count: int, split: Literal["train", "test"]) -> Iterable[_Row]:
@@ -148,14 +180,16 @@ def _new(raw: Path) -> Path:
     return raw
 
 
-def _prepare(raw: Path, folder: Path, rows: Iterable[Sequence[str]], *, response: bool) -> None:
+def _prepare(
+    raw: Path, folder: Path, rows: Iterable[Sequence[str]], *, response: bool, options: Options = _MIXED
+) -> None:
     with (raw / "questions.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([_HEADER, *rows])
     columns = Columns(
         question="question", answer="answer", id="id", images="image", response="trace" if response else ""
     )
     mapping = GenericSet(path=".", files=["questions.csv"], source="pictures", columns=columns)
-    prepare("generic", raw, folder, _OPTIONS, mapping=mapping)
+    prepare("generic", raw, folder, options, mapping=mapping)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Ask the length question in real language: SmolLM2-135M, word problems, and responses in four styles.
+"""Ask the length question in real language: SmolLM2-135M, word problems and pictures, responses in four styles.
 
-    python perf/study_words.py runs/words            # a GPU: four tasks, eight rules, three seeds, 60 steps
-    python perf/study_words.py runs/words --on-cpu --jobs 2   # two cores: two tasks, two rules, one seed, 12 steps
-    python perf/study_words.py runs/words --tables   # from the runs that are there
+    python -m perf.study_words runs/words            # a GPU: five tasks, eight rules, three seeds, 60 steps
+    python -m perf.study_words runs/words --on-cpu --jobs 2   # two cores: two tasks, two rules, one seed, 12 steps
+    python -m perf.study_words runs/words --tables   # from the runs that are there
 
 Stop it anywhere: the same command goes on. docs/study/words.md says what is compared and why.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,34 +20,50 @@ from typing import Any
 import numpy as np
 import yaml
 
+from perf import small_vlm
 from vlm_rl.commands.real_quickstart import RealSizes, cold_start, sft_config
+from vlm_rl.data_prep.picture_sets import make_styled_sets
 from vlm_rl.data_prep.word_sets import make_word_sets
 from vlm_rl.demo.numbers.reasoning import measure
 from vlm_rl.devices import has_gpu
 from vlm_rl.paired import Paired, pair, problem_scores
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.drawn_pictures import PICTURE_TRACE_SHARE, picture_style_of
 from vlm_rl.toy.smollm import make_smollm
 from vlm_rl.toy.word_problems import LARGE, SMALL, STUDY_SHARE, STYLES, style_of
 
 STUDY = Path(__file__).resolve().parents[1] / "configs" / "studies" / "words.yaml"
-NUMBERS = {"small": (SMALL, RealSizes(cold_steps=45)), "large": (LARGE, RealSizes(cold_steps=60))}
+NUMBERS = {"small": SMALL, "large": LARGE}
+PICTURES = "pictures"
+SIZES = {"small": RealSizes(cold_steps=45), "large": RealSizes(cold_steps=60), PICTURES: RealSizes(cold_steps=60)}
 WINDOW = 3  # steps at the beginning and at the end whose responses a row of the tables counts
 BASELINE = "grpo"
 
 
 @dataclass(frozen=True, slots=True)
-class WordTask:
-    """The numbers of its problems, and what is rewarded."""
+class StudyTask:
+    """The sets that it trains on, and what is rewarded."""
 
-    numbers: str  # key of NUMBERS
+    sets: str  # key of SIZES
     reward: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def styles(self) -> Sequence[str]:
+        """Return the styles of its traces."""
+        return list(PICTURE_TRACE_SHARE) if self.sets == PICTURES else STYLES
+
+    @property
+    def style_of(self) -> Callable[[str], str]:
+        """Return what tells the style of a response."""
+        return picture_style_of if self.sets == PICTURES else style_of
 
 
 TASKS = {
-    "small": WordTask("small"),
-    "large": WordTask("large"),
-    "form": WordTask("small", {"accuracy": 0, "format": 1}),
-    "coin": WordTask("small", {"accuracy": 0, "format": 0, "overlong_buffer": 0, "coin": 1}),
+    "small": StudyTask("small"),
+    "large": StudyTask("large"),
+    "form": StudyTask("small", {"accuracy": 0, "format": 1}),
+    "coin": StudyTask("small", {"accuracy": 0, "format": 0, "overlong_buffer": 0, "coin": 1}),
+    "pictures": StudyTask(PICTURES),
 }
 CPU_TASKS, CPU_RULES = ("small", "large"), ("grpo", "luspo")
 CPU_CHANGES = (
@@ -75,7 +91,7 @@ def run_task(
     Raises CalledProcessError where a run fails, whose log has been printed.
     """
     task = TASKS[name]
-    start, sets = make_start(folder, task.numbers), folder / task.numbers
+    start, sets = make_start(folder, task.sets), folder / task.sets
     study = yaml.safe_load(STUDY.read_text(encoding="utf-8"))
     if rules is not None:
         study["rules"] = {rule: study["rules"][rule] for rule in rules}
@@ -92,38 +108,43 @@ def run_task(
     subprocess.run([str(word) for word in command], check=True)
 
 
-def make_start(folder: Path, numbers: str) -> Path:
-    """Make the sets of these numbers and the cold start on their traces; return its last checkpoint."""
-    ranges, sizes = NUMBERS[numbers]
-    made = folder / numbers
-    sets = make_word_sets(
-        made,
-        numbers=ranges,
-        shares=STUDY_SHARE,
-        traces=sizes.traces,
-        train=sizes.train,
-        heldout=sizes.heldout,
-    )
-    model = make_smollm(folder / "SmolLM2-135M-Instruct")
+def make_start(folder: Path, name: str) -> Path:
+    """Make the sets of this name and the cold start on their traces; return its last checkpoint.
+
+    The policy of pictures is the small vision-language model, which learns to see before.
+    """
+    sizes, made = SIZES[name], folder / name
+    counts = {"traces": sizes.traces, "train": sizes.train, "heldout": sizes.heldout}
+    if name == PICTURES:
+        sets = make_styled_sets(made, **counts)
+        seeing, _ = small_vlm.learn(folder / "small-vlm", small_vlm.SIZES[False])
+        model = seeing.checkpoints()[-1][1]
+    else:
+        sets = make_word_sets(made, numbers=NUMBERS[name], shares=STUDY_SHARE, **counts)
+        model = make_smollm(folder / "SmolLM2-135M-Instruct")
     return cold_start(sft_config(sets, model, made / "start", seed=0, sizes=sizes))
 
 
-def table_of(folder: Path) -> str:
-    """Return the tables of one task's runs in Markdown: sampled responses, their styles, held-out problems."""
+def table_of(folder: Path, task: StudyTask) -> str:
+    """Return the tables of a task's runs in Markdown: sampled responses, their styles, held-out problems."""
     runs = {rule.name: _runs_of(rule) for rule in sorted(folder.iterdir()) if rule.is_dir() and _runs_of(rule)}
-    names = [BASELINE, *(name for name in runs if name != BASELINE)]
+    baselines = {run.path.name: run for run in runs.get(BASELINE, [])}
     sampled = [
         "| rule | steps | accuracy | length | of right | of wrong | after the first right statement |",
         "|---" * 7 + "|",
     ]
-    styles = ["| rule | steps | " + " | ".join(STYLES) + " |", "|---" * (2 + len(STYLES)) + "|"]
+    styles = ["| rule | steps | " + " | ".join(task.styles) + " |", "|---" * (2 + len(task.styles)) + "|"]
     greedy = ["| rule | seed | accuracy | length | minus grpo: points | tokens |", "|---" * 6 + "|"]
-    for name in names:
+    for name in sorted(runs, key=lambda name: name != BASELINE):  # the baseline first
         for window in ("first", "last"):
             rows = [row for run in runs[name] for row in _sampled(run, last=window == "last")]
             sampled.append(f"| `{name}` | {window} | {_sampled_cells(rows)} |")
-            styles.append(f"| `{name}` | {window} | {' | '.join(_style_cell(rows, style) for style in STYLES)} |")
-        greedy += _greedy_rows(name, runs[name], {run.path.name: run for run in runs[BASELINE]})
+            cells = [
+                _style_cell([row for row in rows if task.style_of(row["text"]) == style], len(rows))
+                for style in task.styles
+            ]
+            styles.append(f"| `{name}` | {window} | {' | '.join(cells)} |")
+        greedy += _greedy_rows(name, runs[name], baselines)
     return "\n\n".join("\n".join(lines) for lines in (sampled, styles, greedy))
 
 
@@ -153,12 +174,12 @@ def _sampled_cells(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(right) / len(rows):.1%} | {lengths} | {_mean(stated):.0%}"
 
 
-def _style_cell(rows: Sequence[Mapping[str, Any]], style: str) -> str:
-    part = [row for row in rows if style_of(row["text"]) == style]
-    if not part:
+def _style_cell(rows: Sequence[Mapping[str, Any]], count: int) -> str:
+    """Say which share of `count` responses the rows of a style are, how many of them are right, and their length."""
+    if not rows:
         return "0 %"
-    right = _mean([row["verdict"] == "correct" for row in part])
-    return f"{len(part) / len(rows):.0%}, {right:.0%} right, {_mean([row['length'] for row in part]):.0f} tokens"
+    right = _mean([row["verdict"] == "correct" for row in rows])
+    return f"{len(rows) / count:.0%}, {right:.0%} right, {_mean([row['length'] for row in rows]):.0f} tokens"
 
 
 def _greedy_rows(name: str, runs: Sequence[RunDirectory], baselines: Mapping[str, RunDirectory]) -> list[str]:
@@ -206,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             size = {"rules": CPU_RULES, "changes": CPU_CHANGES} if options.on_cpu else {}
             run_task(options.folder, name, **size, jobs=options.jobs)
         if (runs := options.folder / "runs" / name).is_dir():
-            print(f"\n## {name}\n\n{table_of(runs)}", flush=True)
+            print(f"\n## {name}\n\n{table_of(runs, TASKS[name])}", flush=True)
 
 
 if __name__ == "__main__":

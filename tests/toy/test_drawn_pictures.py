@@ -11,7 +11,18 @@ import pytest
 from PIL import Image
 
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.toy.drawn_pictures import COLOURS, SIDE, PictureQuestion, make_questions
+from vlm_rl.toy.drawn_pictures import (
+    COLOURS,
+    PICTURE_RIGHT_SHARE,
+    PICTURE_TRACE_SHARE,
+    SHAPES,
+    SIDE,
+    PictureQuestion,
+    make_questions,
+    make_styled_traces,
+    picture_style_of,
+    styled_trace,
+)
 
 TEMPLATE = TEMPLATES["think_answer"]
 COUNTED = re.compile(r"(\d) (\w+) (circle|rectangle|triangle)")
@@ -95,3 +106,33 @@ def test_a_chart_s_numbers_are_the_heights_of_its_bars(questions: list[PictureQu
             assert item.answer == "ABCD"[int(np.argmax(heights))]
         else:
             assert int(item.answer) == said["ABCD".index(item.question.rstrip("?").split()[4])]
+
+
+def test_a_style_is_told_and_is_right_in_its_share(questions: list[PictureQuestion]) -> None:
+    """The control is as long as a look that is checked, and right as often as one that is not."""
+    rng, words = np.random.default_rng(5), {}
+    for style, share in PICTURE_RIGHT_SHARE.items():
+        texts = [styled_trace(item, style, rng) for item in questions]
+        assert {picture_style_of(text) for text in texts} == {style}
+        answers = [(TEMPLATE.answers(TEMPLATE.answer_region(text) or "") or [""])[0] for text in texts]
+        assert all(answer in item.choices for item, answer in zip(questions, answers, strict=True))
+        right = sum(item.answer == answer for item, answer in zip(questions, answers, strict=True))
+        assert abs(right / len(texts) - share) <= 4 * np.sqrt(share * (1 - share) / len(texts))
+        words[style] = np.mean([len(text.split()) for text in texts])
+    assert words["guess"] < words["seen"] < 0.6 * words["checked"] and 1 < words["retold"] / words["checked"] < 1.2
+
+
+def test_styles_have_their_shares_of_the_traces(questions: list[PictureQuestion]) -> None:
+    found = Counter(picture_style_of(text) for text in make_styled_traces(questions, seed=1))
+    for style, share in PICTURE_TRACE_SHARE.items():
+        assert abs(found[style] / len(questions) - share) <= 4 * np.sqrt(share * (1 - share) / len(questions))
+
+
+def test_a_second_look_finds_the_same(questions: list[PictureQuestion]) -> None:
+    one = re.compile(rf"\b(?:{'|'.join([*COLOURS, *SHAPES])})\b")
+    for pattern, kinds in ((one, (0, 1)), (COUNTED, (2,)), (re.compile(r"[A-D] is \d"), (3,))):
+        for item in (item for kind in kinds for item in questions[kind::4]):
+            first, second = (set(pattern.findall(text)) for text in (item.seen, item.again))
+            assert first and first == second, item
+            if pattern is COUNTED:
+                assert f"{sum(int(number) for number, *_ in first)} things in all" in item.again

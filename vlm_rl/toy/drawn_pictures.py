@@ -1,18 +1,20 @@
 """Drawn pictures with questions in plain language, and traces that say what is seen before they answer.
 
     How many red circles are in the picture?
-    I see 2 blue squares and 3 red circles. The question is about red circles, so the answer is 3.
+    I see 2 blue triangles and 3 red circles. The question is about red circles. So the answer is 3.
 
 There are four kinds: the shape, the colour, a count, and a number in a bar chart. A picture has 112 x 112 pixels, 16
-visual tokens of 28 x 28 pixels.
+visual tokens of 28 x 28 pixels. For a study of length there are traces in other styles, as of word problems: a guess,
+what is seen with a second look, and a control that tells the question twice and looks once.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -35,19 +37,68 @@ SHAPES = ("circle", "rectangle", "triangle")
 BARS = "ABCD"
 MAX_COUNT = 4  # of one shape in one colour
 
+PictureStyle = Literal["guess", "seen", "checked", "retold"]
+PICTURE_RIGHT_SHARE: dict[PictureStyle, float] = {"guess": 0.2, "seen": 0.85, "checked": 0.97, "retold": 0.85}
+PICTURE_TRACE_SHARE: dict[PictureStyle, float] = {"guess": 0.4, "seen": 0.2, "checked": 0.2, "retold": 0.2}
+"""Style -> its share of the traces of a study, as word_problems.STUDY_SHARE."""
+
 
 @dataclass(frozen=True, slots=True)
 class PictureQuestion:
-    """A picture and what its trace says."""
+    """A picture and what its traces say."""
 
     id: str
     png: bytes
     question: str
     answer: str
-    trace: str  # a whole response in the template think_answer
+    choices: tuple[str, ...]  # the answers that such a question can have
+    seen: str  # what the picture shows, in sentences
+    again: str  # the same after a second look, in other words
+
+    @property
+    def trace(self) -> str:
+        """Return a response in the template think_answer that says what is seen, and is right."""
+        return respond(f"{self.seen} So the answer is {self.answer}.", self.answer)
 
 
-_Drawn = tuple[Image.Image, str, str, str]  # picture, question, answer, reasoning
+_Drawn = tuple[Image.Image, str, str, tuple[str, ...], str, str]  # the picture, then as in PictureQuestion
+
+
+def styled_trace(item: PictureQuestion, style: PictureStyle, rng: np.random.Generator) -> str:
+    """Return a response of this style in the template think_answer; PICTURE_RIGHT_SHARE of the draws are right."""
+    answer = item.answer
+    if rng.random() >= PICTURE_RIGHT_SHARE[style]:
+        wrong = [choice for choice in item.choices if choice != answer]
+        answer = wrong[int(rng.integers(len(wrong)))]
+    if style == "guess":
+        return respond(f"It looks like {answer}.", answer)
+    if style == "seen":
+        text = item.seen
+    elif style == "retold":
+        text = (
+            f"Let me read the question again: {item.question} I read it once more, slowly, so no word is lost: "
+            f"{item.question} That is all that it asks. {item.seen}"
+        )
+    else:
+        text = f"Let me look closely. {item.seen} Let me check that with a second look: {item.again}. It is the same."
+    return respond(f"{text} So the answer is {answer}.", answer)
+
+
+def make_styled_traces(questions: Sequence[PictureQuestion], *, seed: int) -> list[str]:
+    """Return a response to each question, its style drawn with the probabilities of PICTURE_TRACE_SHARE."""
+    rng, styles = keyed_rng(seed, "picture traces"), list(PICTURE_TRACE_SHARE)
+    drawn = rng.choice(len(styles), size=len(questions), p=list(PICTURE_TRACE_SHARE.values()))
+    return [styled_trace(item, styles[int(style)], rng) for item, style in zip(questions, drawn, strict=True)]
+
+
+def picture_style_of(response: str) -> PictureStyle:
+    """Tell the style of a response, that of a model too: where nothing is said to be seen it is a guess."""
+    text = response.lower()
+    if not any(words in text for words in ("i see ", "the picture shows", "i read the bars")):
+        return "guess"
+    if "check" in text:
+        return "checked"
+    return "retold" if "read the question again" in text else "seen"
 
 
 def make_questions(count: int, *, seed: int, split: str) -> list[PictureQuestion]:
@@ -64,20 +115,20 @@ def make_questions(count: int, *, seed: int, split: str) -> list[PictureQuestion
 def _make_question(
     kind: Callable[[np.random.Generator], _Drawn], rng: np.random.Generator, name: str
 ) -> PictureQuestion:
-    picture, question, answer, reasoning = kind(rng)
+    picture, question, answer, choices, seen, again = kind(rng)
     file = io.BytesIO()
     picture.reduce(SMOOTH).save(file, "PNG")
-    return PictureQuestion(name, file.getvalue(), question, answer, respond(reasoning, answer))
+    return PictureQuestion(name, file.getvalue(), question, answer, choices, seen, again)
 
 
 def _shape(rng: np.random.Generator) -> _Drawn:
     picture, colour, shape = _one_shape(rng)
-    return picture, "Which shape is in the picture?", shape, f"The picture shows a {colour} {shape}. It is a {shape}."
+    return picture, "Which shape is in the picture?", shape, SHAPES, *_one_seen(colour, shape)
 
 
 def _colour(rng: np.random.Generator) -> _Drawn:
     picture, colour, shape = _one_shape(rng)
-    return picture, f"Which colour is the {shape}?", colour, f"The picture shows a {colour} {shape}. It is {colour}."
+    return picture, f"Which colour is the {shape}?", colour, tuple(COLOURS), *_one_seen(colour, shape)
 
 
 def _count(rng: np.random.Generator) -> _Drawn:
@@ -93,8 +144,10 @@ def _count(rng: np.random.Generator) -> _Drawn:
         row, column = divmod(place, 3)
         _draw_shape(picture, form, paint, (18 + 38 * column, 18 + 38 * row), 13)
     question = f"How many {colour} {shape}s are in the picture?"
-    seen = f"I see {_number(counts[1], other_colour, other_shape)} and {_number(counts[0], colour, shape)}."
-    return picture, question, str(counts[0]), f"{seen} The question is about {colour} {shape}s, so it is {counts[0]}."
+    asked, other = _number(counts[0], colour, shape), _number(counts[1], other_colour, other_shape)
+    seen = f"I see {other} and {asked}. The question is about {colour} {shape}s."
+    again = f"first the {colour} ones, {asked}, then {other}, {sum(counts)} things in all"
+    return picture, question, str(counts[0]), tuple(str(n) for n in range(1, MAX_COUNT + 1)), seen, again
 
 
 def _chart(rng: np.random.Generator, *, held_out: bool) -> _Drawn:
@@ -109,14 +162,15 @@ def _chart(rng: np.random.Generator, *, held_out: bool) -> _Drawn:
         draw.rectangle(_scaled(left, top, left + 20, 92), fill=COLOURS["blue"])
         draw.text(_point(left + 10, top - 1), str(value), fill="black", font=font, anchor="mb")
         draw.text(_point(left + 10, 94), name, fill="black", font=font, anchor="mt")
-    read = ", ".join(f"{name} is {value}" for name, value in zip(BARS, values, strict=True))
+    read = [f"{name} is {value}" for name, value in zip(BARS, values, strict=True)]
+    again = f"from the right, {', '.join(reversed(read))}"
     if rng.random() < 0.5:
         at = int(rng.integers(len(BARS)))
-        question, answer = f"Which number does bar {BARS[at]} have?", str(values[at])
-        return picture, question, answer, f"I read the bars: {read}. So bar {BARS[at]} has {answer}."
+        seen = f"I read the bars: {', '.join(read)}. The question is about bar {BARS[at]}."
+        return picture, f"Which number does bar {BARS[at]} have?", str(values[at]), tuple("123456789"), seen, again
     at = int(np.argmax(values))
-    reasoning = f"I read the bars: {read}. The largest number is {values[at]}, so it is bar {BARS[at]}."
-    return picture, "Which bar is the tallest?", BARS[at], reasoning
+    seen = f"I read the bars: {', '.join(read)}. The largest number is {values[at]}."
+    return picture, "Which bar is the tallest?", BARS[at], tuple(BARS), seen, again
 
 
 def _pick_values(rng: np.random.Generator) -> list[int]:
@@ -129,6 +183,10 @@ def _one_shape(rng: np.random.Generator) -> tuple[Image.Image, str, str]:
     x, y = (int(at) for at in rng.integers(radius + 2, SIDE - radius - 2, size=2))
     _draw_shape(picture, shape, colour, (x, y), radius)
     return picture, colour, shape
+
+
+def _one_seen(colour: str, shape: str) -> tuple[str, str]:
+    return f"The picture shows a {colour} {shape}.", f"the thing in it is a {shape}, and it is {colour}"
 
 
 def _pick_thing(rng: np.random.Generator) -> tuple[str, str]:
