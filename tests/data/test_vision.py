@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from tests.helpers.families import GLM_FAMILIES, TILED_FAMILIES
+from tests.helpers.families import GLM_FAMILIES, PIXTRAL_FAMILIES, TILED_FAMILIES
 from tests.helpers.images import noise_png
-from tests.helpers.mistral3 import own_patches
+from tests.helpers.pixtral_families import own_patches
 from tests.helpers.tiled_families import SIDE, own_tiles
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.prompts import PromptBuilder
@@ -30,7 +30,7 @@ def problem_with(pictures: list[bytes]) -> Problem:
 
 
 @pytest.mark.parametrize("template", ["plain", "think_answer"])
-@pytest.mark.parametrize("model_type", ["gemma3", "gemma4", "mistral3", *TILED_FAMILIES])
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4", *PIXTRAL_FAMILIES, *TILED_FAMILIES])
 def test_a_prompt_is_what_the_processor_makes_of_it(
     model_type: str, template: str, family_model: Callable[[str], Path]
 ) -> None:
@@ -42,19 +42,23 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     prompt = builder.build(problem_with(pictures))
 
     images = [decode_image(data, where="") for data in pictures]
-    if model_type == "mistral3":  # of whole visual tokens
-        assert [image.size for image in prompt.images] == [(112, 308), (56, 56), (84, 56)]
+    if model_type in PIXTRAL_FAMILIES:  # of whole visual tokens
+        smallest = {"llava": (70, 56), "mistral3": (84, 56)}[model_type]  # 40 : 30 with the least pixels: 64 : 48
+        assert [image.size for image in prompt.images] == [(112, 308), (56, 56), smallest]
         images = list(prompt.images)
     content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "How many dots?"}]
-    system = [{"role": "system", "content": [{"type": "text", "text": own.system}]}] if own.system else []
+    says = own.system if model_type == "llava" else [{"type": "text", "text": own.system}]
+    system = [{"role": "system", "content": says}] if own.system else []
     messages = [*system, {"role": "user", "content": content}]
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + own.prefill
     assert not own.system or own.system in text
     expected = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
-    cut = {"gemma4": itemgetter("pixel_values"), "mistral3": own_patches}.get(model_type, own_tiles)
+    cut = {"gemma4": itemgetter("pixel_values"), **dict.fromkeys(PIXTRAL_FAMILIES, own_patches)}.get(
+        model_type, own_tiles
+    )
     torch.testing.assert_close(prompt.vision["pixel_values"], cut(expected))
-    if model_type == "mistral3":
+    if model_type in PIXTRAL_FAMILIES:
         inputs = vision_of(builder.config).vision_inputs(prompt.vision)
         torch.testing.assert_close(inputs["pixel_values"], expected["pixel_values"])
     assert [*map(list, prompt.vision.get("image_sizes", []))] == [*map(list, expected.get("image_sizes", []))]

@@ -22,13 +22,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from tests.helpers.gemma3 import gemma3_config, gemma3_processor
 from tests.helpers.gemma4 import gemma4_config, gemma4_processor
 from tests.helpers.glm_families import glm_config, glm_processor
-from tests.helpers.mistral3 import mistral3_config, mistral3_processor
+from tests.helpers.pixtral_families import MERGED, pixtral_config, pixtral_processor
 from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 GLM_FAMILIES = [name for name in VISION_FAMILIES if name.startswith("glm")]
+PIXTRAL_FAMILIES = [*MERGED]
 TILED_FAMILIES = ["idefics3", "internvl", "llava_onevision", "smolvlm"]
 
 # A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
@@ -78,6 +79,7 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
     },
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+    "llava": {"sliding_window": None, "head_dim": 32},
     "mistral": {"sliding_window": None, "head_dim": 32},
     # vLLM takes this epsilon for the projector's norm, whatever the configuration says.
     "mistral3": {"sliding_window": None, "head_dim": 32, "rms_norm_eps": 1e-5},
@@ -153,8 +155,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
         return AutoConfig.for_model(model_type, **gemma3_config(text, tokenizer))
     if model_type == "gemma4":
         return AutoConfig.for_model(model_type, **gemma4_config(text, tokenizer))
-    if model_type == "mistral3":
-        return AutoConfig.for_model(model_type, **mistral3_config(text, tokenizer))
+    if model_type in PIXTRAL_FAMILIES:
+        return AutoConfig.for_model(model_type, **pixtral_config(model_type, text, tokenizer))
     if model_type in GLM_FAMILIES:
         return AutoConfig.for_model(model_type, **glm_config(text, tokenizer))
     if model_type in TILED_FAMILIES:
@@ -178,8 +180,8 @@ def _processor(model_type: str, tokenizer_of: Path) -> Any:
         return gemma3_processor(tokenizer_of)
     if model_type == "gemma4":
         return gemma4_processor(tokenizer_of)
-    if model_type == "mistral3":
-        return mistral3_processor(tokenizer_of)
+    if model_type in PIXTRAL_FAMILIES:
+        return pixtral_processor(model_type, tokenizer_of)
     if model_type in GLM_FAMILIES:
         return glm_processor(model_type, tokenizer_of)
     if model_type in TILED_FAMILIES:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-from tests.helpers.mistral3 import own_patches
+from tests.helpers.pixtral_families import own_patches
 from tests.helpers.tiled_families import own_tiles
 from vlm_rl.data.vision.pixtral import Pixtral
 from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
@@ -118,7 +118,7 @@ def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict
     """Return what the unmodified model takes beside the ids of a prompt and its response."""
     if model.config.model_type in ("idefics3", "smolvlm"):
         return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
-    if model.config.model_type == "mistral3":
+    if model.config.model_type in ("llava", "mistral3"):
         return Pixtral().vision_inputs(vision) if vision else {}  # compared in tests/data/test_vision.py
     if model.config.model_type == "gemma4":
         return {**vision, "mm_token_type_ids": (ids_BT == model.config.image_token_id).int()}

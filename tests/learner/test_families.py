@@ -128,6 +128,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
         "glm4v",
         "idefics3",
         "internvl",
+        "llava",
         "llava_onevision",
         "mistral3",
         "qwen2_vl",

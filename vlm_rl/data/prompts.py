@@ -502,15 +502,18 @@ class PromptBuilder:
         return tail[start:] if start >= 0 else "", after
 
     def _wants_strings(self) -> bool:
-        """Tell whether the chat template prints a message's list of parts as Python writes it, as GLM's does.
+        """Tell whether the chat template takes an assistant's and a system's message as a string alone.
 
-        Idefics3's drops a string instead.
+        Of a list of parts GLM's prints what Python writes, and Pixtral's fails. Idefics3's drops a string instead.
         """
         if not self.is_vision:
             return True
         said = [{"type": "text", "text": "[[said]]"}]
         turn = [self._user(["[[question]]"], []), {"role": "assistant", "content": said}]
-        return str(said) in self.render(turn, generation=False)
+        try:
+            return str(said) in self.render(turn, generation=False)
+        except UserError:  # a template that fails for every message is refused when it is rendered next
+            return True
 
     def _find_eos(self, turn_tail: str) -> tuple[int, ...]:
         """Return all ids that end a response; the one that the chat template ends a turn with comes first."""

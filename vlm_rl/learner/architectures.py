@@ -44,6 +44,7 @@ _PADDED_TEXT = Family(padded=True)
 _QWEN3_5 = Family("model.visual.", ("model.visual.merger.",), padded=True)  # linear attention
 _GLM_VL = Family("model.visual.", ("model.visual.downsample.", "model.visual.merger."))
 _IDEFICS3 = Family("model.vision_model.", ("model.connector.",))
+_PIXTRAL = Family("model.vision_tower.", ("model.multi_modal_projector.",))
 _QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
 _QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
 
@@ -60,9 +61,10 @@ SUPPORTED = {
     "idefics3": _IDEFICS3,
     "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
+    "llava": _PIXTRAL,
     "llava_onevision": Family("model.vision_tower.", ("model.multi_modal_projector.", "model.image_newline")),
     "mistral": _TEXT,
-    "mistral3": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
+    "mistral3": _PIXTRAL,
     "qwen2": _TEXT,
     "qwen2_5_vl": _QWEN_VL,
     "qwen2_vl": _QWEN_VL,

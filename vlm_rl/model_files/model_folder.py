@@ -274,11 +274,12 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: models of type {config.model_type!r} read audio, which is not supported: use "
             "a model of text, images or videos"
         )
-    if getattr(config, "vision_config", None) is not None and vision_family(config) is None:
+    if (vision := getattr(config, "vision_config", None)) is not None and vision_family(config) is None:
+        tower = f" with a tower of type {vision.model_type!r}" if config.model_type == "llava" else ""
         raise UserError(
-            f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
-            "use one of Qwen's, such as Qwen2.5-VL, or one of type "
-            f"{', '.join(['gemma3', 'gemma4', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
+            f"model.path {model_path}: vision-language models of type {config.model_type!r}{tower} are not "
+            "supported: use one of Qwen's, such as Qwen2.5-VL, Pixtral (llava with a tower of type 'pixtral'), or "
+            f"one of type {', '.join(['gemma3', 'gemma4', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
         )
     return config
 
@@ -286,8 +287,10 @@ def open_config(model_path: str) -> Any:
 def vision_family(config: Any) -> str | None:
     """Return how a configuration's images are encoded, a key of data/vision; None for a text or unknown model."""
     vision = getattr(config, "vision_config", None)
-    if vision is not None and config.model_type in ("gemma3", "gemma4", "mistral3", *TILED_FAMILIES):
+    if vision is not None and config.model_type in ("gemma3", "gemma4", *TILED_FAMILIES):
         return config.model_type
+    if vision is not None and config.model_type in ("llava", "mistral3"):
+        return "pixtral" if vision.model_type == "pixtral" else None
     if not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
         return None
     return "glm" if config.model_type.startswith("glm") else "qwen"

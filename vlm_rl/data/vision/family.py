@@ -132,7 +132,7 @@ _FAMILIES: dict[str, VisionFamily] = {
     "idefics3": Idefics3(),
     "internvl": InternVL(),
     "llava_onevision": LlavaOnevision(),
-    "mistral3": Pixtral(),
+    "pixtral": Pixtral(),
     "qwen": QwenVL(),
     "smolvlm": SmolVLM(),
 }

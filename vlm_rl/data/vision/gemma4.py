@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vlm_rl.data.vision.tiles import TiledVision
-from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.errors import UserError
 
 _BUDGETS = (70, 140, 280, 560, 1120)  # visual tokens of an image that the processor knows
@@ -69,13 +68,5 @@ class Gemma4(TiledVision):
         pixels = torch.ones(1, side**2, 3 * vision.patch_size**2)
         return {"pixel_values": pixels, "image_position_ids": places[None]}
 
-    def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
-        vision = config.vision_config
-        return TowerSize(
-            hidden=vision.hidden_size,
-            mlp=vision.intermediate_size,
-            heads=vision.num_attention_heads,
-            layers=vision.num_hidden_layers,
-            patches=max_pixels // vision.patch_size**2,
-            patch_values=3 * vision.patch_size**2,
-        )
+    def num_patches(self, vision: Any, max_pixels: int) -> int:
+        return max_pixels // vision.patch_size**2

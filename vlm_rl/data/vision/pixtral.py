@@ -1,4 +1,4 @@
-"""Images in Mistral 3, with Pixtral's tower: any shape on a grid of patches, with a token at the end of each row."""
+"""Images in Pixtral and Mistral 3, on Pixtral's tower: any shape on a grid, with a token at the end of each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vlm_rl.data.images import check_pixel_range
 from vlm_rl.data.vision.tiles import TiledVision
-from vlm_rl.data.vision.tower import TowerSize
 from vlm_rl.errors import UserError
 
 
@@ -78,18 +77,10 @@ class Pixtral(TiledVision):
         return {"pixel_values": pixels, "image_sizes": sizes}
 
     def unused_image(self, config: Any) -> dict[str, Tensor]:
-        patch, merged = config.vision_config.patch_size, config.spatial_merge_size
+        patch, merged = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)  # LLaVA merges none
         side = patch * merged
         pixels = torch.ones(2 * merged**2, 3, patch, patch)  # two tokens, see `fit`
         return {"pixel_values": pixels, "image_sizes": torch.tensor([[side, 2 * side]])}
 
-    def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
-        vision = config.vision_config
-        return TowerSize(
-            hidden=vision.hidden_size,
-            mlp=vision.intermediate_size,
-            heads=vision.num_attention_heads,
-            layers=vision.num_hidden_layers,
-            patches=max_pixels // vision.patch_size**2,
-            patch_values=vision.num_channels * vision.patch_size**2,
-        )
+    def num_patches(self, vision: Any, max_pixels: int) -> int:
+        return max_pixels // vision.patch_size**2

@@ -98,17 +98,21 @@ class TiledVision(ABC):
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
-        vision = config.vision_config
+    def num_patches(self, vision: Any, max_pixels: int) -> int:
+        """Return the patches of an image at its largest, by the configuration of the tower."""
         (height, width), (patch, _) = _pair(vision.image_size), _pair(vision.patch_size)
         tiles = max(1, max_pixels // (height * width)) + 1  # and the small copy of the whole image
+        return tiles * (height // patch) * (width // patch)
+
+    def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
+        vision = config.vision_config
         return TowerSize(
             hidden=vision.hidden_size,
             mlp=vision.intermediate_size,
             heads=vision.num_attention_heads,
             layers=vision.num_hidden_layers,
-            patches=tiles * (height // patch) * (width // patch),
-            patch_values=3 * patch**2,
+            patches=self.num_patches(vision, max_pixels),
+            patch_values=3 * _pair(vision.patch_size)[0] ** 2,
         )
 
 
