@@ -66,15 +66,22 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 @cache
-def runtime_tree(path: Path) -> ast.Module:
-    """Parse a module and drop what only a type checker sees (`if TYPE_CHECKING:`)."""
+def parsed(path: Path) -> tuple[ast.Module, set[str]]:
+    """Parse a module; returns it without what only a type checker sees (`if TYPE_CHECKING:`), and all its imports."""
 
     class Drop(ast.NodeTransformer):
         def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
             is_typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
             return node.orelse if is_typing else self.generic_visit(node)
 
-    return Drop().visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    names = {name for name, _ in imports(tree)}
+    return Drop().visit(tree), names
+
+
+def runtime_tree(path: Path) -> ast.Module:
+    """Return what runs of a module."""
+    return parsed(path)[0]
 
 
 def room_of(module: str) -> str | None:
@@ -143,16 +150,16 @@ def wrong_ways(path: Path, tree: ast.Module) -> Iterator[str]:
             yield f"{where}, which is not in the door of {inner} (__all__ of its __init__.py)"
 
 
-def circles(trees: dict[str, ast.Module]) -> list[str]:
-    """Return the modules that import each other in a circle, imports inside functions included."""
+def circles(imported: dict[str, set[str]]) -> list[str]:
+    """Return the modules that import each other in a circle; `imported` has the names that each of them imports."""
     left = {
         module: {
             target
-            for name, _ in imports(tree)
+            for name in names
             for target in (name, name.rpartition(".")[0])
-            if target in trees and target != module
+            if target in imported and target != module
         }
-        for module, tree in trees.items()
+        for module, names in imported.items()
     }
     while left:
         wanted = set().union(*left.values())
@@ -237,8 +244,8 @@ def test_rooms_are_entered_by_their_doors_and_from_above() -> None:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    """Imports for a type checker count: types that need each other belong into one module."""
-    assert circles({module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in ALL}) == []
+    """Imports inside functions count, and for a type checker: types that need each other belong into one module."""
+    assert circles({module_of(path): parsed(path)[1] for path in ALL}) == []
 
 
 def test_every_room_has_a_door_and_says_what_it_uses() -> None:
@@ -348,7 +355,8 @@ from vlm_rl.grading.grader import Grader
 
 def test_a_circle_is_seen() -> None:
     trees = {"a": "from b import x", "b": "def f():\n    from c import y", "c": "import a", "d": "import a", "e": ""}
-    assert circles({name: ast.parse(text) for name, text in trees.items()}) == ["a", "b", "c"]
+    imported = {module: {name for name, _ in imports(ast.parse(text))} for module, text in trees.items()}
+    assert circles(imported) == ["a", "b", "c"]
 
 
 def test_a_type_is_seen_in_each_of_its_forms() -> None:

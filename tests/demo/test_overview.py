@@ -190,8 +190,8 @@ def test_what_is_no_expression_says_why(tmp_path, pattern):
     assert "no regular expression" in count_pattern(state.table, state.keep_P, pattern).fault
 
 
-@pytest.mark.parametrize("pattern", [r"(x+)+y", r"(x|x)*y", r"(((x{1,99}){1,99}){1,99}){1,99}y"])
-def test_an_expression_without_an_end_is_stopped_and_not_tried_again(tmp_path, monkeypatch, pattern):
+def test_an_expression_without_an_end_is_stopped_and_not_tried_again(tmp_path, monkeypatch):
+    pattern = r"(x+)+y"
     rows = rows_of([1], [RIGHT], response=["x" * 60])
     state = opened(tmp_path, rows, rows)
     patterns._refused.clear()

@@ -58,11 +58,11 @@ def test_ranks_that_do_not_know_the_same_thing_answer_once(answers, monkeypatch:
 
 
 def test_a_group_that_hangs_is_ended(answers) -> None:
-    known, waited = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 5))
+    known, waited = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 3))
     assert [(answer.name, answer.outcome) for answer in known][-1] == ("hangs", "unknown")
-    assert known[-1].detail.startswith("no answer within 5 s, last: ")
+    assert known[-1].detail.startswith("no answer within 3 s, last: ")
     if known[0].outcome == "ok":  # its process was there in time
-        assert known[-1].detail == "no answer within 5 s, last: sleeping"
+        assert known[-1].detail == "no answer within 3 s, last: sleeping"
         assert ("hangs", "sleeping") in waited
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.chat_server import chat_server, self_signed
+from vlm_rl.samplers.remote import client as remote_client
 from vlm_rl.samplers.remote.client import ServerError, ask, connected
 
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -22,15 +23,17 @@ async def _answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     writer.close()
 
 
-def test_an_idle_connection_is_not_used_again() -> None:
+def test_an_idle_connection_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a server draws it is asked every five seconds: just when vLLM closes the connection of the last time."""
+    assert remote_client._IDLE < 5
+    monkeypatch.setattr(remote_client, "_IDLE", 0.1)
 
     async def look_twice() -> list[dict[str, str]]:
         server = await asyncio.start_server(_answer_once, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         async with server, connected(f"http://{host}:{port}", "token") as client:
             first = await ask(client, "/weight_info", seconds=10, post=False)
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(0.2)
             return [first, await ask(client, "/weight_info", seconds=10, post=False)]
 
     assert asyncio.run(look_twice()) == [{}, {}]
