@@ -334,6 +334,18 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
             ["zero_optimization.offload_optimizer is 'cpu'", "{device: cpu}"],
         ),
         (["rollout.vllm.logprobs_mode=raw_logprobs"], ["vllm.logprobs_mode", "decided by the learner's needs"]),
+        (
+            ["rollout.vllm.speculative_config={method: eagle, model: x}"],
+            ["vllm.speculative_config is {'method': 'eagle', 'model': 'x'}", "no checksum covers the weights"],
+        ),
+        (
+            ["rollout.vllm.speculative_config={method: ngram}", "rollout.top_k=8", "rollout.sampler=vllm"],
+            ["vllm.speculative_config is set, and top_k is 8"],
+        ),
+        (
+            ["rollout.vllm.speculative_config={method: ngram}", "rollout.sampler=server"],
+            ["vllm.speculative_config is set, and sampler is server"],
+        ),
         (["rollout.vllm.gpu_memory_utilization=high"], ["vllm.gpu_memory_utilization is 'high'", "at most 1"]),
         (["rollout.vllm.gpu_memory_utilization=null"], ["vllm.gpu_memory_utilization is None"]),
         (["train.deepspeed.zero_optimization.reduce_bucket_size=big"], ["reduce_bucket_size is 'big'", "or auto"]),

@@ -33,7 +33,7 @@ VLLM = {
     "seed": "seed",
     **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), _CONTRACT),
     **dict.fromkeys(("logits_processors", "quantization", "quantization_config"), _CONTRACT),
-    **dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), _CONTRACT),
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "rollout.vllm.speculative_config"),
     **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
     "tensor_parallel_size": "rollout.tensor_parallel",
     **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
@@ -64,6 +64,13 @@ def owned(block: str, options: Mapping[str, Any], owners: Mapping[str, str]) -> 
 def vllm_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each key of rollout.vllm that may not be set, or not to this."""
     yield from owned("vllm", options, VLLM)
+    guesses = options.get("speculative_config")
+    if guesses is not None and (not isinstance(guesses, dict) or guesses.get("method") != "ngram"):
+        yield (
+            f"vllm.speculative_config is {guesses!r}: tokens may be guessed from those before them alone, as in "
+            "{method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}; no checksum covers the weights of a "
+            "model that guesses"
+        )
     share = options.get("gpu_memory_utilization", 1)
     if not isinstance(share, int | float) or not 0 < share <= 1:
         yield f"vllm.gpu_memory_utilization is {share!r}: it must be a share of a card, above 0 and at most 1"

@@ -235,7 +235,8 @@ class RolloutConfig(ConfigSection):
     docs/models.md. Experimental on GPUs."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
-    is not compiled, unless enforce_eager is false."""
+    is not compiled, unless enforce_eager is false. speculative_config may guess tokens by n-grams, which changes no
+    distribution (docs/performance.md); experimental on GPUs."""
 
     @property
     def spare_groups(self) -> int:
@@ -300,6 +301,15 @@ class RolloutConfig(ConfigSection):
             )
         if self.replay_routing and self.sampler == "server":
             yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
+        if "speculative_config" in self.vllm:
+            for key, value in {"top_k": self.top_k, "replay_routing": self.replay_routing}.items():
+                if value:
+                    yield f"vllm.speculative_config is set, and {key} is {value}: vLLM returns neither for guesses"
+            if self.sampler == "server":
+                yield (
+                    "vllm.speculative_config is set, and sampler is server: vLLM bans no tokens of single requests "
+                    "where tokens are guessed; leave it out, or use sampler=vllm"
+                )
         if isinstance(self.servers, list):
             yield from (
                 f"servers: {url!r} is not an address such as http://127.0.0.1:8000"

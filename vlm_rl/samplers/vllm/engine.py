@@ -42,7 +42,13 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.samplers.vllm.lean_steps import ResponseLog, ban, sample_leanly_on_cpu, spare_full_blocks
+from vlm_rl.samplers.vllm.lean_steps import (
+    ResponseLog,
+    ban,
+    give_guesses_their_temperature,
+    sample_leanly_on_cpu,
+    spare_full_blocks,
+)
 from vlm_rl.samplers.vllm.options import (
     engine_environment,
     engine_options,
@@ -150,16 +156,18 @@ class VllmSampler:
         self._adapter, self._loaded = adapter, None
         self._as_published = as_published(model_path)
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
+        self._guesses = settings.get("speculative_config") is not None
         self._log = self._lean_steps()
         self._buffers = self._on_each_rank(worker_buffers)
 
     def _lean_steps(self) -> ResponseLog:
-        """Put our parts into the engine's steps."""
+        """Put our parts into the engine's steps; with guesses, those that know steps of several tokens."""
         scheduler: Any = self._llm.llm_engine.engine_core.engine_core.scheduler
         self._llm.collective_rpc(ban, kwargs={"ids": list(self._builder.banned_ids)})
         if self._on_cpu:
-            self._llm.collective_rpc(sample_leanly_on_cpu)
-        spare_full_blocks(scheduler.kv_cache_manager)
+            self._llm.collective_rpc(give_guesses_their_temperature if self._guesses else sample_leanly_on_cpu)
+        if not self._guesses:
+            spare_full_blocks(scheduler.kv_cache_manager)
         return ResponseLog(scheduler)
 
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:

@@ -154,6 +154,22 @@ def sample_leanly_on_cpu(worker: Any) -> None:
     sampler.topk_topp_sampler.forward = forward
 
 
+def give_guesses_their_temperature(worker: Any) -> None:
+    """Let a CPU's engine judge guessed tokens at their request's temperature, top_k and top_p.
+
+    vLLM 0.32 repeats these for each guessed token in a kernel that, on a CPU, writes them into a copy of its output
+    and drops the copy. The logits are then divided by what was in memory, so that tokens of probability 0 are drawn.
+    """
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x: Tensor, ends: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+        counts = torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
+        each = x.repeat_interleave(counts, output_size=num_tokens)
+        return each.masked_fill(each == replace_from, replace_to) if replace_from != replace_to else each
+
+    rejection_sampler.expand_batch_to_tokens = expand
+
+
 class SeedsAhead:
     """The numbers that vLLM's CPU sampler draws from a response's generator, one for each token, drawn ahead."""
 
