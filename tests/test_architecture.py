@@ -87,7 +87,7 @@ def runtime_tree(path: Path) -> ast.Module:
 def room_of(module: str) -> str | None:
     """Return the room that a dotted name is in: `vlm_rl.samplers.base` is in samplers, `vlm_rl.train` in none."""
     parts = module.split(".")
-    return parts[1] if parts[0] == "vlm_rl" and len(parts) > 1 and (ROOT / "vlm_rl" / parts[1]).is_dir() else None
+    return parts[1] if parts[0] == "vlm_rl" and len(parts) > 1 and parts[1] in folders() else None
 
 
 def declared(room: str, name: str) -> Any:
@@ -109,6 +109,7 @@ def folders() -> set[str]:
     return {path.parent.relative_to(ROOT / "vlm_rl").as_posix() for path in ALL if path.name == "__init__.py"} - {"."}
 
 
+@cache
 def inner_rooms() -> set[str]:
     """Return the folders inside a room; each has a door of its own."""
     return {folder for folder in folders() if "/" in folder}
