@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import shutil
 from collections.abc import Callable, Generator
 from datetime import date
 from functools import cache
@@ -54,6 +56,17 @@ def pytest_report_header() -> str:
     return f"TEST_DAY={os.environ['TEST_DAY']}"
 
 
+def pytest_sessionstart() -> None:
+    """Collect no garbage while modules are imported, which make hardly any."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection look through what was imported: a million objects each time."""
+    gc.freeze()
+    gc.enable()
+
+
 # The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).
 LONGEST = (
     "test_ahead_servers.py",
@@ -65,6 +78,9 @@ LONGEST = (
     "test_train.py",
     "test_attacks.py",
     "test_resume.py",
+    "test_sft.py",
+    "test_episodes.py",
+    "test_host.py",
     "test_gpu_runs.py",
     "test_distillation.py",
     "test_lora_runs.py",
@@ -130,6 +146,30 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} skipped although {SHARED_DATA} is there: {reason}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remove_what_passed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Remove the folders of this process at its end, gigabytes after a whole run, unless a test failed.
+
+    Not after each test, as pytest would with tmp_path_retention_policy "failed": a later test would get the same
+    folder, and caches know files by their place.
+    """
+    yield
+    was_asked_for = request.config.option.basetemp and not hasattr(request.config, "workerinput")
+    if request.session.testsfailed or was_asked_for:
+        return
+    for folder in tmp_path_factory.getbasetemp().iterdir():
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_graders() -> None:
+    """Fork the comparison servers of graders; tests/grading/test_symbolic.py starts them as a user's are."""
+    from tests.helpers.warm_grader import use_warm_grader
+
+    use_warm_grader()
 
 
 @pytest.fixture(scope="session")

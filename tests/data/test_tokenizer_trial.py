@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from vlm_rl.data import tokenizer_trial
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.tokenizer_trial import check_expressions
 from vlm_rl.errors import UserError
@@ -50,6 +52,29 @@ def test_an_expression_without_an_end_is_refused(part: str, expression: str, tmp
     }
     with pytest.raises(UserError, match=r"tokenizer\.json: with texts of 80,000 equal characters it failed: Panic"):
         check_expressions(tokenizer_in(tmp_path, **{part: made[part]}))
+
+
+def test_an_equal_file_is_not_tried_again_and_named_by_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every checkpoint of a run has one; a file that was changed is tried."""
+    tried: list[Path] = []
+
+    def try_it(file: Path) -> str:
+        tried.append(file)
+        return trial(file)
+
+    trial = tokenizer_trial._try
+    monkeypatch.setattr(tokenizer_trial, "_try", try_it)
+    monkeypatch.setattr(tokenizer_trial, "_faults", {})
+    folders = [tmp_path / name for name in ("first", "second")]
+    for expression, is_refused in ((r"\p{N}", False), ("(A+)+b", True)):
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            tokenizer_in(folder, pre_tokenizer=pre_tokenizers.Split(Regex(expression), "isolated"))
+            with pytest.raises(UserError, match=f"{folder}/tokenizer") if is_refused else nullcontext():
+                check_expressions(folder)
+    assert tried == [folders[0] / "tokenizer.json"] * 2
 
 
 def test_a_folder_without_a_tokenizer_or_expressions_is_not_tried(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import children_of
+from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl.grading.grader import Grader
 from vlm_rl.grading.symbolic_client import SymbolicClient
 from vlm_rl.templates import TEMPLATES
@@ -24,6 +25,13 @@ from vlm_rl.templates import TEMPLATES
 PLAIN = TEMPLATES["plain"]
 GOOD, WRONG = ("equal", r"\ln 8", r"3\ln 2"), ("equal", r"\ln 8", r"2\ln 3")
 ENDLESS = ("equal", "9", "9^{9^{9^9}}")  # more digits than there are particles: only a limit ends it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _started_as_a_user_s() -> Iterator[None]:
+    use_own_grader()
+    yield
+    use_warm_grader()
 
 
 @pytest.fixture(scope="module")

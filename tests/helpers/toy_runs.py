@@ -27,6 +27,8 @@ from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem
 
 WORKER = "tests.helpers.train_worker"
+# A fifth of the time of these imports would go into looking for garbage among what they make.
+_SERVE = f"import gc; gc.disable(); from {WORKER} import serve; serve()"
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -70,7 +72,7 @@ class Runner:
 
     def __enter__(self) -> Self:
         self.server = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
+            [sys.executable, "-P", "-c", _SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,11 +98,17 @@ class Runner:
             "deadline": DEADLINE,
             **job,
         }
+        return ExitResult(self._ask(whole), log.read_text())
+
+    def try_tokenizer(self, model: Path) -> None:
+        """Try a model's tokenizer for all later jobs, each of which would take most of a second for it."""
+        assert self._ask({"tokenizer": str(model)}) == 0
+
+    def _ask(self, job: Mapping[str, Any]) -> Any:
         assert self.server.stdin is not None
-        self.server.stdin.write(json.dumps(whole) + "\n")
+        self.server.stdin.write(json.dumps(job) + "\n")
         self.server.stdin.flush()
-        code = self._reply()
-        return ExitResult(code, log.read_text())
+        return self._reply()
 
     def _reply(self) -> Any:
         assert self.server.stdout is not None
@@ -128,6 +136,9 @@ class Toys:
     random_model: Path
     runner: Runner
     count: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.runner.try_tokenizer(self.random_model)
 
     def config(self, name: str, **changes: Any) -> Path:
         """Write the YAML file of a run in the folder `name`; changes are given as section={key: value}."""

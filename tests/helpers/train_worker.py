@@ -3,6 +3,7 @@
 Importing everything takes longer than training the tiny model, so this program imports once and forks for each job.
 A job is a JSON object on a line of standard input: a command line, or the arguments of the `main` of a `module`. The
 answer is a line with the exit code, or minus the number of the signal that ended it. toy_runs.Runner is the client.
+A job of a `tokenizer` alone tries it here.
 
     torchrun --nproc_per_node 2 tests/helpers/train_worker.py '{"arguments": [...], "faults": {...}}'
 
@@ -42,6 +43,7 @@ from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl import train as loop
 from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
+from vlm_rl.data import tokenizer_trial
 from vlm_rl.evaluation.evaluate import Asking
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
@@ -97,8 +99,10 @@ def allow_files_in(phase: str, step: int, more: int) -> None:
 
 
 def _with_points_of_a_user() -> None:
-    """Start the grader's server with a fork, and never renew the run's lock: how often depends on the machine."""
+    """Start the grader's server with a fork, try the tokenizer, and never renew the run's lock: how often depends on
+    the machine."""
     use_own_grader()
+    tokenizer_trial._faults.clear()
     lock.RENEWAL_SECONDS = 1e6
 
 
@@ -659,8 +663,10 @@ def load_vllm() -> None:
 
 def serve_vllm(jobs: Connection) -> None:
     """Serve the jobs that sample with vLLM, which leaves its settings in the process that imports it."""
+    gc.disable()
     load_vllm()
     gc.freeze()
+    gc.enable()
     with suppress(EOFError):
         while True:
             jobs.send(fork(jobs.recv()))
@@ -673,16 +679,27 @@ def samples_with_vllm(job: Job) -> bool:
     return "vllm" in words or any("vllm" in path.read_text() for path in files if path.is_file())
 
 
+def try_tokenizer(model: str) -> int:
+    """Try a model's tokenizer: what this process knows, its jobs know."""
+    tokenizer_trial.check_expressions(model)
+    tokenizer_trial._worker.close()  # it belongs to this process
+    return 0
+
+
 def serve() -> None:
-    use_warm_grader()
+    """Answer jobs until standard input closes."""
+    use_warm_grader(at_once=True)
     load_everything()
     torch.set_num_threads(1)
     gc.freeze()  # no collection of a job looks through what was imported
+    gc.enable()
     print(json.dumps("ready"), flush=True)
     vllm_jobs: Connection | None = None
     for line in sys.stdin:
         job = json.loads(line)
-        if not samples_with_vllm(job):
+        if "tokenizer" in job:
+            code = try_tokenizer(job["tokenizer"])
+        elif not samples_with_vllm(job):
             code = fork(job)
         else:
             if vllm_jobs is None:
@@ -695,6 +712,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(run(json.loads(sys.argv[1])))
-    serve()
+    sys.exit(run(json.loads(sys.argv[1])))

@@ -1,7 +1,7 @@
 """Comparison servers of the grader, forked from a process that has read the grammar already.
 
-Each start of symbolic_server.py imports sympy and reads a dozen formulas: two seconds in every run that a test makes.
-Here a small program does that once, and forks for each server.
+Each start of symbolic_server.py imports sympy and reads a dozen formulas: more than a second for every grader of a
+test and for every run that it makes. Here a small program does that once, and forks for each server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from vlm_rl.grading import symbolic_server
@@ -45,11 +46,12 @@ class ForkedServer:
                 time.sleep(0.01)
 
 
-def use_warm_grader() -> None:
-    """Let every SymbolicClient of this process and its later children get its server from a warm process."""
+@cache
+def _warm_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the process that forks the servers; returns the socket on which it is asked for one, and it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-m", "tests.helpers.warm_grader", str(theirs.fileno())]
-    subprocess.Popen(
+    process = subprocess.Popen(
         words,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
@@ -57,11 +59,21 @@ def use_warm_grader() -> None:
         env={**os.environ, "PYTHONHASHSEED": "0"},  # as symbolic_client.py sets it
     )
     theirs.close()
+    return ours, process
+
+
+def use_warm_grader(*, at_once: bool = False) -> None:
+    """Let every SymbolicClient of this process and its later children get its server from a warm process.
+
+    That is started with the first server, or `at_once`, so that later children share it.
+    """
 
     def launch(client: SymbolicClient) -> Any:
-        client._server = ForkedServer(ours, client.options)  # type: ignore[assignment]
+        client._server = ForkedServer(_warm_process()[0], client.options)  # type: ignore[assignment]
         return client._server
 
+    if at_once:
+        _warm_process()
     SymbolicClient._launch = launch  # type: ignore[method-assign]
 
 

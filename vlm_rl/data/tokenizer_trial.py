@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,10 +19,13 @@ from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
 _REPEATED = 80_000  # of each character: many seconds, where time grows with the square of it
 _CHARACTERS = "aA0 \n.<_\u00e9\u7684"
 _worker = LimitedWorker(f"{__name__}.encode", cpu_seconds=10.0, memory=2 << 30)
+_faults: dict[str, str] = {}  # by the SHA-256 of a tokenizer.json; empty where it passed
 
 
 def check_expressions(folder: str | Path) -> None:
     """Encode and decode long runs of characters in a process with limits.
+
+    What one folder's tokenizer.json showed holds for an equal one in another folder.
 
     Raises UserError where the tokenizer.json of a folder has regular expressions that fail at this, or take too long.
     """
@@ -34,8 +36,16 @@ def check_expressions(folder: str | Path) -> None:
         return  # the tokenizer is made of other files, whose expressions are transformers'
     except OSError as error:
         raise UserError(f"model.path: {file} cannot be read: {error}") from None
-    if b'"Regex"' in data:
-        _check(str(file.resolve()), sha256(data).hexdigest())
+    if b'"Regex"' not in data:
+        return
+    digest = sha256(data).hexdigest()
+    if digest not in _faults:
+        _faults[digest] = _try(file.resolve())
+    if why := _faults[digest]:
+        raise UserError(
+            f"model.path: {file.resolve()}: with texts of {_REPEATED:,} equal characters it {why}: use a different "
+            "tokenizer"
+        )
 
 
 @contextmanager
@@ -51,20 +61,15 @@ def naming_panics(folder: str) -> Iterator[None]:
         ) from None
 
 
-@cache
-def _check(file: str, digest: str) -> None:
-    del digest  # a changed file is tried again
+def _try(file: Path) -> str:
+    """Return what went wrong in the trial of a tokenizer.json, "" for nothing."""
     try:
-        _worker.call(file)
+        _worker.call(str(file))
     except LimitError as limit:
-        why = str(limit)
+        return str(limit)
     except FaultError as fault:
-        why = f"failed: {fault}"
-    else:
-        return
-    raise UserError(
-        f"model.path: {file}: with texts of {_REPEATED:,} equal characters it {why}: use a different tokenizer"
-    )
+        return f"failed: {fault}"
+    return ""
 
 
 def encode(file: str) -> None:
