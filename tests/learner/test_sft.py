@@ -21,7 +21,7 @@ from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
 from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import load_set
-from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.losses import supervised_loss
@@ -282,14 +282,25 @@ def test_mistakes_are_one_message_each(toys: Toys, learnable: Path, whole: RunDi
         ([f"data.train=[{toys.train}]"], "has no response to learn: prepare its set again and name the column with"),
         ([f"data.eval=[{toys.heldout}]"], "has no response to learn"),
         (["data.max_response_tokens=3"], "no row of"),
-        (["train.micro_batch_tokens=30"], "train.micro_batch_tokens (30) is below data.max_response_tokens (40)"),
-        (["rollout.max_tokens=30"], "unknown key rollout"),
         ([f"out={whole.path}"], "already holds a run; resume it with --resume"),
         ([f"out={whole.path}", "--resume", "train.lr=1.0"], "cannot resume with a different train.lr"),
     ):
         result = toys.runner("sft", path, *words)
         assert result.code == 2 and message in result.output, result.output[-3000:]
         assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train.micro_batch_tokens=30", "train.micro_batch_tokens (30) is below data.max_response_tokens (40)"),
+        ("rollout.max_tokens=30", "unknown key rollout"),
+    ],
+)
+def test_mistakes_in_the_file_are_seen_as_it_is_read(toys: Toys, learnable: Path, change: str, message: str) -> None:
+    path, _ = sft_file(toys, learnable, "mistakes-in-the-file")
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_sft_config(path, [change])
 
 
 def test_a_response_without_the_prompts_start_is_named(toys: Toys, learnable: Path) -> None:

@@ -198,7 +198,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.turn(0, days=2)
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_the_second_checkpoint_starts_with_what_the_first_compiled(tiny_model: Path, tmp_path: Path) -> None:
     """In processes of their own, by the compiler and the cache that vLLM uses on GPUs."""
