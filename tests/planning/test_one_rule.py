@@ -46,14 +46,17 @@ def what_fits(shown: str) -> bool:
 
 
 def cases(names: Iterable[str]) -> list[Any]:
-    """Return test cases of recipes: the quick ones, and among the slow tests a third of the others a day."""
-    quick, others = ([name for name in names if (name in QUICK) == is_quick] for is_quick in (True, False))
-    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in todays(others, days=3))]
+    """Return test cases, each a recipe and the cards and ranks to walk.
 
-
-def cases_of(name: str) -> list[tuple[int, int]]:
-    """Return cards and ranks: all of them for the quick recipes, a third for others."""
-    return CASES if name in QUICK else CASES[sum(name.encode()) % 3 :: 3]
+    Of a quick recipe they are a third. Among the slow tests are all of a quick one's, and a third of another's; a
+    third of these tests has its turn each day.
+    """
+    names = [*names]
+    thirds = {name: CASES[sum(name.encode()) % 3 :: 3] for name in names}
+    slow = [
+        pytest.param(n, CASES if n in QUICK else thirds[n], id=f"{n}-slow", marks=pytest.mark.slow) for n in names
+    ]
+    return [*(pytest.param(name, thirds[name], id=name) for name in names if name in QUICK), *todays(slow, days=3)]
 
 
 def plan_on(config: Config, ranks: int) -> DryRun | None:
@@ -64,13 +67,13 @@ def plan_on(config: Config, ranks: int) -> DryRun | None:
         return None
 
 
-@pytest.mark.parametrize("name", cases([*MODELS, "virl39k_luspo_7b_servers"]))
+@pytest.mark.parametrize(("name", "walked"), cases([*MODELS, "virl39k_luspo_7b_servers"]))
 def test_doctor_finds_on_a_machine_what_the_dry_run_says_of_its_cards(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, walked: Iterable[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Namespace(total=10**14, available=10**14))
     path = next(path for path in RECIPES if path.stem == name)
-    for gigabytes, ranks in cases_of(name):
+    for gigabytes, ranks in walked:
         if (plan := plan_on(CONFIGS[name], ranks)) is None:
             continue
         have_cards(monkeypatch, ranks, int(gigabytes * 1e9))
@@ -117,15 +120,17 @@ def is_free(key: str) -> bool:
     return not key.startswith(_FIXED)
 
 
-@pytest.mark.parametrize("name", cases(MODELS))
-def test_init_and_the_dry_run_agree(capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(("name", "walked"), cases(MODELS))
+def test_init_and_the_dry_run_agree(
+    capsys: pytest.CaptureFixture[str], name: str, walked: Iterable[tuple[int, int]]
+) -> None:
     """What init writes fits. Where it refuses, the dry run finds no settings either, and says why in the same words.
 
     Nor does it accept a shipped recipe of that model.
     """
     rivals = [config for config in CONFIGS.values() if trained(config) == trained(CONFIGS[name])]
     rivals = [config for config in rivals if config.rollout.sampler != "server"]
-    for gigabytes, ranks in cases_of(name):
+    for gigabytes, ranks in walked:
         card = Card.of(gigabytes, neighbours=min(ranks, 8))
         plan, refusal, begun = init_for(CONFIGS[name], gigabytes, ranks)
         if plan is not None:
