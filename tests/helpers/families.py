@@ -26,6 +26,7 @@ from tests.helpers.pixtral_families import MERGED, pixtral_config, pixtral_proce
 from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.checkpoint_layout import use_published_layout
+from vlm_rl.model_files.weights import stored_buffers
 
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 GLM_FAMILIES = [name for name in VISION_FAMILIES if name.startswith("glm")]
@@ -55,7 +56,18 @@ LINEAR = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+# Of which the first layer has none. Their weights are scaled, and a bias counts in choosing them.
+GLM_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "use_qk_norm": False,  # as published: vLLM reads it
+}
 SHARED_EXPERT = {"shared_expert_intermediate_size": 48}
+GEMMA_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 OF_TYPE: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -77,7 +89,9 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "global_head_dim": 64,
         "hidden_size_per_layer_input": 0,
         "final_logit_softcapping": 3.0,
+        **GEMMA_EXPERTS,
     },
+    "glm4v_moe": {**WIDE_HEADS, **GLM_EXPERTS},
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "llava": {"sliding_window": None, "head_dim": 32},
     "mistral": {"sliding_window": None, "head_dim": 32},
@@ -143,6 +157,12 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
         model = auto.from_config(config, dtype=torch.float32)
         if model_type == "gemma3":  # which begins at 0: images would change nothing
             torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+        for _, constant in stored_buffers(model):  # which begin at 0 or 1: a lost one would change nothing
+            constant.uniform_(0.5, 1.5)
+        if model_type == "gemma4":  # which begin at 1
+            for name, parameter in model.named_parameters():
+                if ".router." in name and "scale" in name:
+                    torch.nn.init.uniform_(parameter, 0.5, 1.5)
         if model_type == "llava_onevision":  # the tower's weights are in vision_model., as in published checkpoints
             model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     use_published_layout(model)
@@ -158,7 +178,7 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
     if model_type in PIXTRAL_FAMILIES:
         return AutoConfig.for_model(model_type, **pixtral_config(model_type, text, tokenizer))
     if model_type in GLM_FAMILIES:
-        return AutoConfig.for_model(model_type, **glm_config(text, tokenizer))
+        return AutoConfig.for_model(model_type, **glm_config(model_type, text, tokenizer))
     if model_type in TILED_FAMILIES:
         return AutoConfig.for_model(model_type, **tiled_config(model_type, text, tokenizer))
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")

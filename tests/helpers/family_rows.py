@@ -19,7 +19,7 @@ from vlm_rl.learner.policy import Policy
 from vlm_rl.types import Prompt
 
 BANNED, TEMPERATURE = [3], 0.7
-WITH_EXPERTS = ("qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe")
+WITH_EXPERTS = ("gemma4", "glm4v_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe")
 EXPERTS, CHOSEN = 4, 2  # of the tiny models
 
 

@@ -59,14 +59,14 @@ def glm_processor(model_type: str, tokenizer_of: Path) -> Any:
     return Glm4vProcessor(Glm4vImageProcessor(), tokenizer, Glm4vVideoProcessor(), chat_template=TEMPLATE)
 
 
-def glm_config(text: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def glm_config(model_type: str, text: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the settings of a tiny model's configuration."""
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in IDS.items()}
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
     return {
         "text_config": {
             **text,
-            "model_type": "glm4v_text",
+            "model_type": "glm4v_moe_text" if model_type == "glm4v_moe" else "glm4v_text",
             "rope_parameters": rope,
             "attention_bias": True,  # as published: transformers' layers have one anyway, and vLLM reads this
             "eos_token_id": [text["eos_token_id"], tokenizer.convert_tokens_to_ids("<|user|>")],

@@ -43,6 +43,7 @@ from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.model_files.adapters import ADAPTER_WEIGHTS, BaseModel
+from vlm_rl.model_files.weights import stored_buffers
 from vlm_rl.planning.dry_run import without_sampling
 from vlm_rl.types import LossInputs
 
@@ -492,7 +493,8 @@ def one_family(model: Path, stage: int) -> dict[str, Any]:
     case.train(case.unequal_rows(), steps=1)
     saved = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
     case.learner.save_model(saved)
-    loaded, started = (dict(load_model(path, dtype=torch.float32).named_parameters()) for path in (saved, model))
+    models = (load_model(path, dtype=torch.float32) for path in (saved, model))
+    loaded, started = ({**dict(m.named_parameters()), **dict(stored_buffers(m))} for m in models)
     expected = {**started, **case.weights()}  # what no output depends on stays as it was
     result = {"delta": case.delta(), "is_saved": all(torch.equal(loaded[n], w) for n, w in expected.items())}
     barrier()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.helpers.families import build_family
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
 from tests.helpers.groups import WeighedGroup, load_reference, random_group
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
@@ -18,7 +19,7 @@ from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision.gemma3 import Gemma3
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
+from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts, check_routing
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
@@ -68,6 +69,17 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     policy, reference = load_policy(folder), load_reference(folder)
     groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
+
+
+def test_gemma_4_without_experts_equals_the_unmodified_model(tiny_model: Path, tmp_path: Path) -> None:
+    """As 31B has none; to replay routing is refused there."""
+    dense = {"enable_moe_block": False, "num_experts": None, "top_k_experts": None}
+    folder = build_family("gemma4", tmp_path / "dense", tokenizer_of=tiny_model, **dense)
+    policy, reference = load_policy(folder), load_reference(folder)
+    config = policy.model.config
+    check_equal(policy, reference, groups_of("gemma4", folder, config.get_text_config().vocab_size))
+    with pytest.raises(UserError, match="a gemma4 model has no experts"):
+        check_routing(config, replay=True)
 
 
 @pytest.mark.parametrize("model_type", VIDEO_TYPES)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
+from tests.helpers.family_rows import BANNED, TEMPERATURE, WITH_EXPERTS, groups_of, packed_row, unmodified_logp
 from tests.helpers.groups import (
     WeighedGroup,
     load_reference,
@@ -41,7 +41,7 @@ from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.adapters import BASE_MODEL, BaseModel, load_merged, merge
 from vlm_rl.model_files.model_folder import check_model_folder
-from vlm_rl.model_files.weights import check_weights, weights_sha256
+from vlm_rl.model_files.weights import check_weights, sent_buffers, weights_sha256
 
 LORA = LoraConfig(rank=4, alpha=6)
 SCALING = 6.0 / 4
@@ -148,11 +148,12 @@ def test_checkpointing_gives_the_same_gradients(
     assert all(gradient.any() for gradient in gradients[0].values())
 
 
-def test_adapters_on_experts_are_refused(family_model: Callable[[str], Path]) -> None:
-    """PEFT takes the shared expert's layers of this type for those of all experts."""
-    model = load_model(family_model("qwen3_next"), dtype=torch.float32)
+@pytest.mark.parametrize(("model_type", "part"), [("qwen3_next", "language_model"), ("glm4v_moe", "tower")])
+def test_adapters_on_experts_are_refused(model_type: str, part: str, family_model: Callable[[str], Path]) -> None:
+    """PEFT takes the shared expert's layers of these types, and those of the tower, for those of all experts."""
+    model = load_model(family_model(model_type), dtype=torch.float32)
     with pytest.raises(UserError, match="name layers outside of its MLPs"):
-        add_adapters(model, LoraConfig(targets=["language_model"]), seed=5)
+        add_adapters(model, LoraConfig(targets=[part]), seed=5)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)
@@ -161,7 +162,8 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     merges to these weights."""
     folder = family_model(model_type)
     policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
-    targets = ["q_proj", "v_proj"] if model_type == "qwen3_next" else list(SUPPORTED[model_type].parts)
+    meets_experts = model_type in ("glm4v_moe", "qwen3_next")  # whose layers elsewhere PEFT takes for them
+    targets = ["q_proj", "v_proj"] if meets_experts else list(SUPPORTED[model_type].parts)
     if model_type == "gemma3":
         targets.remove("merger")  # a matrix that is no linear layer
     config = LoraConfig(rank=4, alpha=6, targets=targets)
@@ -186,10 +188,11 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     save_adapters(
         policy.model, {name: p.detach() for name, p in trained.items()}, tmp_path, BaseModel(str(folder), "")
     )
-    again, expected = dict(load_merged(tmp_path).named_parameters()), merged(policy)
+    whole, expected = load_merged(tmp_path), merged(policy)
+    again = {**dict(whole.named_parameters()), **dict(sent_buffers(whole))}
     assert again.keys() == expected.keys()
     assert all(torch.equal(again[name], weight) for name, weight in expected.items())
-    experts = "; experts have none" if model_type.endswith("moe") or model_type == "qwen3_next" else ""
+    experts = "; experts have none" if model_type in WITH_EXPERTS else ""
     assert re.fullmatch(rf"adapters: rank 4 on \d+ layers: [\w, ]+{experts}", describe(policy.model, config))
 
 

@@ -27,7 +27,10 @@ from tests.helpers.groups import WeighedGroup, load_reference
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.routers import routers_of
+from vlm_rl.model_files.weights import sent_tensors
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.factory import check_loaded
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -40,15 +43,18 @@ def load_policy(folder: Path) -> Policy:
 
 
 def only_these(router: Any, _: Any, output: Sequence[Tensor], *, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Route as if no other expert were there: a softmax over the logits of these alone."""
-    logits, scores, own_TK = output
+    """Route as if no other expert were there: all else gets nothing, before what is left is brought to 1."""
+    first, scores, own_TK = output
     experts_TK = torch.cat([experts_TK, own_TK[len(experts_TK) :]])  # the last token is read by no one
-    others = torch.ones_like(logits, dtype=torch.bool).scatter(1, experts_TK, False)
-    alone = logits.masked_fill(others, float("-inf")).softmax(-1).gather(1, experts_TK)
-    share = (
-        1.0 if getattr(router, "norm_topk_prob", True) else logits.softmax(-1).gather(1, experts_TK).sum(-1)[:, None]
-    )
-    return logits, (alone * share).to(scores.dtype), experts_TK
+    shares = {"Gemma4TextRouter": lambda p: p, "Glm4vMoeTextTopkRouter": torch.sigmoid}.get(
+        type(router).__name__, partial(torch.softmax, dim=-1)
+    )(first)
+    others = torch.ones_like(shares, dtype=torch.bool).scatter(1, experts_TK, False)
+    weights = shares.masked_fill(others, 0)
+    if getattr(router, "norm_topk_prob", True):
+        weights = weights / weights.sum(-1, keepdim=True)
+    scale = getattr(router, "per_expert_scale", 1.0) * getattr(router, "routed_scaling_factor", 1.0)
+    return first, (weights * scale).gather(1, experts_TK).to(scores.dtype), experts_TK
 
 
 def forced_logp(model: Any, group: WeighedGroup) -> Tensor:
@@ -132,3 +138,26 @@ def test_the_samplers_own_routing_changes_nothing(model_type: str, family_model:
     sums = policy.routers.take()
     assert sums["router_replaced"] == 0 < sums["router_tokens"]
     torch.testing.assert_close(replayed_K, policy(replace(row, experts_TLK=None))[0], atol=1e-6, rtol=0)
+
+
+def test_a_bias_that_stays_in_float32_is_proved_in_bfloat16(family_model: FamilyModel) -> None:
+    """GLM-4.5V's routers choose by it; a learner's fingerprint rounds it with the weights."""
+    folder = family_model("glm4v_moe")
+    sampler = TransformersSampler(
+        model_path=str(folder),
+        builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
+        max_model_len=200,
+        batch_size=1,
+        dtype=torch.bfloat16,
+    )
+    check_loaded(sampler, str(folder))
+    model = load_model(folder, dtype=torch.bfloat16)
+    sent = dict(sent_tensors(model))
+    assert {str(tensor.dtype) for tensor in sent.values()} == {"torch.bfloat16", "torch.float32"}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    builder = FingerprintBuilder(dtype=torch.bfloat16)
+    sampler.load_weights(builder.watch(sent.items()), version=1)
+    check_fresh(sampler, builder.result())
+    sampler.close()

@@ -11,7 +11,11 @@ import torch
 
 from tests.helpers.saving_worker import WAYS
 from tests.helpers.toy_runs import Runner
+from vlm_rl.config import TrainConfig
 from vlm_rl.learner.checkpoint_files import host_copy
+from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.model_files.weights import check_weights
 
 WORKER = "tests.helpers.saving_worker"
 FAST = "ZeRO 2"
@@ -55,6 +59,20 @@ def test_a_disk_that_is_full_for_the_thread_of_one_rank_is_an_error_on_all(
         assert "the checkpoint of step 2 could not be written: " in message
         assert "step-000001 is untouched" in message
         assert result["refused"]["left"] == ["latest", "step-000001"]
+
+
+@pytest.mark.parametrize("model_type", ["gemma4", "glm4v_moe"])
+def test_a_saved_model_has_its_buffers(model_type: str, family_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Gemma 4 scales each layer by one, and GLM-4.5V's routers choose by one; no optimizer knows either."""
+    folder = family_model(model_type)
+    learner = object.__new__(Learner)
+    learner.policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=[], temperature=1.0)
+    learner.config = TrainConfig(zero_stage=0)
+    learner.save_model(tmp_path)
+    check_weights(tmp_path)
+    saved, started = (load_model(path, dtype=torch.float32).state_dict() for path in (tmp_path, folder))
+    assert saved.keys() == started.keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in started.items())
 
 
 def test_a_host_copy_shares_what_its_source_shares() -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausa
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import check_model_folder, open_tokenizer, weight_files
-from vlm_rl.model_files.weights import check_weights, stored_parameters
+from vlm_rl.model_files.weights import check_weights, stored_tensors
 from vlm_rl.templates import TEMPLATES
 
 Tensors = dict[str, torch.Tensor]
@@ -209,9 +209,9 @@ def test_leftovers_beside_an_index_are_read_by_no_loader(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_stored_parameters_are_those_that_transformers_loads(folder: Path, dtype: torch.dtype) -> None:
+def test_the_stored_tensors_are_those_that_transformers_loads(folder: Path, dtype: torch.dtype) -> None:
     loaded = dict(AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).named_parameters())
-    stored = dict(stored_parameters(folder, dtype=dtype))
+    stored = dict(stored_tensors(folder, dtype=dtype))
     assert stored.keys() == loaded.keys()
     assert all(torch.equal(stored[name], loaded[name]) and stored[name].dtype == dtype for name in loaded)
 

@@ -27,7 +27,7 @@ from tests.helpers.videos import LONG, SHORT, video_problem
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.model_files.weights import used_parameters
+from vlm_rl.model_files.weights import sent_tensors
 from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import _UNKNOWN_TO_VLLM, check_loaded, make_sampler
@@ -758,8 +758,7 @@ def test_weights_that_a_loader_took_from_elsewhere_are_found(
     check_loaded(start("transformers", sharp_model, builder), str(sharp_model))
 
 
-NOT_RUN = ("llava",)  # with vLLM
-ON_VLLM = [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM, *NOT_RUN)]
+ON_VLLM = [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENTION, *_UNKNOWN_TO_VLLM)]
 
 
 @pytest.mark.slow
@@ -796,9 +795,9 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         for parameter in model.parameters():
             parameter.mul_(1.1)
     with pytest.raises(StaleWeightsError):
-        check_fresh(sampler, fingerprint(used_parameters(model)))
-    sampler.load_weights(used_parameters(model), version=1)
-    check_fresh(sampler, fingerprint(used_parameters(model)))
+        check_fresh(sampler, fingerprint(sent_tensors(model)))
+    sampler.load_weights(sent_tensors(model), version=1)
+    check_fresh(sampler, fingerprint(sent_tensors(model)))
     for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0))):
         expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
         np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)

@@ -28,7 +28,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.model_files.model_folder import check_model_folder, open_config
-from vlm_rl.model_files.weights import check_weights, used_parameters
+from vlm_rl.model_files.weights import check_weights, sent_tensors
 from vlm_rl.planning.fits import Card, gib, needs
 from vlm_rl.planning.memory import Memory
 from vlm_rl.run.checkpoint import verify_model
@@ -217,7 +217,7 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
     """
     phase(f"bringing the weights into {engine.name}, sync {version}")
     builder = FingerprintBuilder(dtype=engine.dtype)
-    engine.load_weights(builder.watch(used_parameters(policy.model)), version=version)
+    engine.load_weights(builder.watch(sent_tensors(policy.model)), version=version)
     check_fresh(engine, builder.result())
     phase(f"comparing the log-probs of responses by {engine.name}, sync {version}")
     params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)

@@ -58,6 +58,7 @@ SUPPORTED = {
     "gemma4": Family("model.vision_tower.", ("model.embed_vision.",), padded=True),  # likewise, behind a window
     "glm46v": _GLM_VL,
     "glm4v": _GLM_VL,
+    "glm4v_moe": _GLM_VL,
     "idefics3": _IDEFICS3,
     "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
@@ -93,6 +94,16 @@ def active_window(config: Any) -> int | None:
     """Return how many tokens a layer with a window attends to, itself included; None for a model without one."""
     text = config.get_text_config()
     return getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+
+
+def num_experts(text: Any) -> int:
+    """Return how many experts a layer has, by the configuration of a language model; 0 for a dense model."""
+    return getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
+
+
+def chosen_experts(text: Any) -> int:
+    """Return how many of its experts a layer gives a token to; 0 for a dense model."""
+    return getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 0
 
 
 def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -> None:
@@ -173,7 +184,7 @@ def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[Model
 
 def check_routing(config: Any, *, replay: bool) -> None:
     """Raise UserError where routing would be replayed and there is none."""
-    if replay and not getattr(config.get_text_config(), "num_experts", None):
+    if replay and not num_experts(config.get_text_config()):
         raise UserError(
             f"rollout.replay_routing is true, and a {config.model_type} model has no experts: leave it out"
         )
@@ -189,9 +200,8 @@ def _unsupported_features(text: Any, *, is_vision: bool) -> Iterator[tuple[str, 
             yield f"{key} {getattr(text, key)}", True
     if kind := getattr(text, "use_bidirectional_attention", False):
         yield f"use_bidirectional_attention {kind}", kind == "vision"  # of images, for which padded rows have masks
-    for key in ("enable_moe_block", "hidden_size_per_layer_input"):
-        if is_vision and getattr(text, key, 0):
-            yield f"{key} {getattr(text, key)}", False  # no test knows these layers of Gemma 4
+    if is_vision and (size := getattr(text, "hidden_size_per_layer_input", 0)):
+        yield f"hidden_size_per_layer_input {size}", False  # no test knows these layers of Gemma 4
     for key in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if getattr(text, key, 0):
             yield f"{key} {getattr(text, key)}", False  # noise that the sampler does not have

@@ -187,7 +187,7 @@ def _weights_only() -> Iterator[None]:
             os.environ[name] = previous
 
 
-def gathered(parameters: Sequence[nn.Parameter], *, zero_stage: int) -> AbstractContextManager[Any]:
+def gathered(parameters: Sequence[torch.Tensor], *, zero_stage: int) -> AbstractContextManager[Any]:
     """Hold the parameters whole on every rank for the length of a `with` block; ZeRO 3 shards them otherwise."""
     return import_deepspeed().zero.GatheredParameters(parameters) if zero_stage == 3 else nullcontext()
 

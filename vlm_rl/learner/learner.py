@@ -40,7 +40,7 @@ from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
-from vlm_rl.model_files.weights import is_used
+from vlm_rl.model_files.weights import is_used, stored_buffers
 
 # Log-probs [K], entropies [K], the row's other inputs, and where a teacher has named k ids a token their log-probs
 # [K, k] -> the loss, and sums for the metrics.
@@ -315,7 +315,8 @@ class Learner:
         """Return a function for rank 0 that writes what the policy is now."""
         if self.policy.base is not None:
             return partial(save_adapters, self.policy.model, self._adapters(), folder, self.policy.base)
-        whole = chain(self.stream_weights(), self._stream(used=False))
+        # No sync and no optimizer knows most buffers, and the model is not whole without them.
+        whole = chain(stored_buffers(self.policy.model), self.stream_weights(), self._stream(used=False))
         state = {name: tensor.cpu().clone() for name, tensor in whole if rank() == 0}
         return partial(self.policy.model.save_pretrained, folder, state_dict=state)
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import family_of
 from vlm_rl.learner.quantization import dequantized, is_quantized
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
+from vlm_rl.model_files.routers import routers_of
+from vlm_rl.model_files.weights import sent_buffers
 
 _ADAPTER = "default"  # PEFT's name for the only adapter
 
@@ -33,7 +36,7 @@ _ADAPTER = "default"  # PEFT's name for the only adapter
 class WeightSource:
     """What a weight of the model without adapters is made of."""
 
-    parameters: Sequence[nn.Parameter]  # the weight, or W, A and B
+    parameters: Sequence[Tensor]  # the weight, or W, A and B
     scaling: float = 0.0
 
     def base(self) -> Tensor:
@@ -60,10 +63,11 @@ def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
     """
     family = family_of(model.config)
     head = model.get_output_embeddings()
+    of_routers = {id(module) for router in routers_of(model).values() for module in router.modules()}
     part_of = {
         name: family.part_of(f"{name}.")
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head and id(module) not in of_routers
     }
     kind_of = {name: name.rpartition(".")[2] for name, part in part_of.items() if part == "language_model"}
     for target in targets:
@@ -149,9 +153,9 @@ def describe(model: nn.Module, config: LoraConfig) -> str:
 
 
 def weight_sources(model: nn.Module) -> Iterator[tuple[str, WeightSource]]:
-    """Yield each parameter of the model without adapters: its name there, and what it is made of."""
+    """Yield what a sync brings of the model without adapters: each tensor's name there, and what it is made of."""
     layers = dict(_layers(model))
-    for name, parameter in model.named_parameters():
+    for name, parameter in chain(model.named_parameters(), sent_buffers(model)):
         owner, _, kind = name.partition(".base_layer.")
         if kind == "weight" and owner in layers:
             layer = layers[owner]

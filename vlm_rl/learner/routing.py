@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vlm_rl.learner.sequence_parallel import RankGroup
-from vlm_rl.model_files.routers import RouterOutput, is_known_output, routers_of
+from vlm_rl.model_files.routers import (
+    RouterOutput,
+    is_known_output,
+    log_shares,
+    logits_of,
+    routers_of,
+    scores_of,
+)
 
 
 class RouterWatch:
@@ -61,29 +68,26 @@ class RouterWatch:
     def _route(self, router: Any, _: Any, output: RouterOutput, *, layer: int) -> RouterOutput:
         if not is_known_output(output):  # of a type that no test knows: it is neither counted nor replayed
             return output
+        first_TE, scores_TK, own_TK = output
+        logits_TE = logits_of(router, output)
         if self.replayed is None:
-            self._add(*output)
+            self._add(router, logits_TE, own_TK)
             return output
-        logits_TE, scores_TK, own_TK = output
         given_TK = self.replayed[:, layer].long()
         chosen_TK = torch.where(given_TK < 0, own_TK, given_TK)
-        scores = logits_TE.softmax(-1, dtype=torch.float).gather(-1, chosen_TK)
-        if getattr(router, "norm_topk_prob", True):  # routers without that setting always do
-            scores = scores / scores.sum(-1, keepdim=True)
         replaced_T = (chosen_TK[:, :, None] != own_TK[:, None]).all(-1).float().mean(-1)
-        self._add(logits_TE, scores_TK, chosen_TK, replaced_T=replaced_T)
-        return logits_TE, scores.to(scores_TK.dtype), chosen_TK
+        self._add(router, logits_TE, chosen_TK, replaced_T)
+        return first_TE, scores_of(router, logits_TE, chosen_TK).to(scores_TK.dtype), chosen_TK
 
-    def _add(self, logits_TE: Tensor, _: Tensor, chosen_TK: Tensor, *, replaced_T: Tensor | None = None) -> None:
+    def _add(self, router: Any, logits_TE: Tensor, chosen_TK: Tensor, replaced_T: Tensor | None = None) -> None:
         if not self._is_paused and torch.is_grad_enabled():
-            self._count(logits_TE.detach(), chosen_TK, replaced_T)
+            self._count(log_shares(router, logits_TE.detach()), chosen_TK, replaced_T)
 
     @torch.no_grad()
-    def _count(self, logits_TE: Tensor, chosen_TK: Tensor, replaced_T: Tensor | None) -> None:
+    def _count(self, logp_TE: Tensor, chosen_TK: Tensor, replaced_T: Tensor | None) -> None:
         if self.is_padding is not None:
-            logits_TE, chosen_TK = logits_TE[~self.is_padding], chosen_TK[~self.is_padding]
+            logp_TE, chosen_TK = logp_TE[~self.is_padding], chosen_TK[~self.is_padding]
             replaced_T = None if replaced_T is None else replaced_T[~self.is_padding]
-        logp_TE = logits_TE.float().log_softmax(-1)
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))
         load_E = self.ranks.sum(load_E)  # a row's load is that of all its tokens

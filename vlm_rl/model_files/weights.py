@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _HASH_THREADS = 4
 # What no output of a model of this type depends on: it reads the outputs of a layer before them.
 _UNUSED = {"llava_onevision": ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")}
+# Buffers that engines keep as parameters. A sync brings them, since vLLM loads the whole of a layer or none of it.
+_SENT_BUFFERS = ("e_score_correction_bias",)
 
 
 def check_weights(path: str | Path) -> None:
@@ -109,12 +111,12 @@ def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
     ]
 
 
-def stored_parameters(path: str | Path, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's used_parameters as a learner names them, from the very files that check_weights has checked.
+def stored_tensors(path: str | Path, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a model's sent_tensors as a learner names them, from the very files that check_weights has checked.
 
     Args:
         path: the model's folder; one with an adapter is refused.
-        dtype: of the parameters.
+        dtype: of the tensors.
     """
     from safetensors.torch import load_file
 
@@ -122,7 +124,7 @@ def stored_parameters(path: str | Path, *, dtype: torch.dtype) -> Iterator[tuple
     tensors: dict[str, Any] = {}
     for file in weight_files(Path(path)):
         tensors |= load_file(file)  # mapped, and read when they are used
-    yield from used_parameters(_model_of(str(path), tensors, dtype=dtype))
+    yield from sent_tensors(_model_of(str(path), tensors, dtype=dtype))
 
 
 def is_used(config: Any, name: str) -> bool:
@@ -133,6 +135,25 @@ def is_used(config: Any, name: str) -> bool:
 def used_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield a transformers model's parameters by name, without those that no output depends on."""
     yield from ((name, parameter) for name, parameter in model.named_parameters() if is_used(model.config, name))
+
+
+def stored_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield by name the buffers that a checkpoint holds, such as a scale of each layer. No training changes them."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".removeprefix("."), buffer
+
+
+def sent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield by name the buffers that a sync brings, because engines keep them as parameters."""
+    yield from ((name, buffer) for name, buffer in stored_buffers(model) if name.endswith(_SENT_BUFFERS))
+
+
+def sent_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield by name what a sync brings of a transformers model: used_parameters and sent_buffers."""
+    yield from used_parameters(model)
+    yield from sent_buffers(model)
 
 
 def _model_of(path: str, tensors: dict[str, Any], **options: Any) -> Any:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from vlm_rl.config import Checkpointing, Config, ModelPart, TrainConfig
 from vlm_rl.data.vision.family import vision_of
-from vlm_rl.learner.architectures import active_window, family_of
+from vlm_rl.learner.architectures import active_window, chosen_experts, family_of
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
@@ -345,10 +345,13 @@ def _head_width(text: Any) -> int:
 
 def _mlp_width(text: Any) -> int:
     """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
-    if not (experts := getattr(text, "num_experts_per_tok", None)):
-        return getattr(text, "intermediate_size", 4 * text.hidden_size)
-    width = getattr(text, "moe_intermediate_size", text.intermediate_size)
-    return experts * width + (getattr(text, "shared_expert_intermediate_size", None) or 0)
+    dense = getattr(text, "intermediate_size", 4 * text.hidden_size)
+    if not (chosen := chosen_experts(text)):
+        return dense
+    width = getattr(text, "moe_intermediate_size", dense)
+    shared = getattr(text, "shared_expert_intermediate_size", None) or getattr(text, "n_shared_experts", 0) * width
+    beside = dense if getattr(text, "enable_moe_block", False) else 0  # Gemma 4's experts are beside an MLP
+    return chosen * width + shared + beside
 
 
 def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patched: bool) -> int:

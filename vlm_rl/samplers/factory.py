@@ -13,7 +13,7 @@ from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import base_of, load_merged
-from vlm_rl.model_files.weights import stored_parameters, used_parameters
+from vlm_rl.model_files.weights import sent_tensors, stored_tensors
 from vlm_rl.samplers.base import InProcessSampler, Sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, FingerprintBuilder, check_fresh, fingerprint
 from vlm_rl.samplers.missing_vllm import missing_vllm
@@ -98,7 +98,7 @@ def _load_adapter(sampler: Sampler, folder: str) -> None:
     """Replace the base model's weights in the engine by the merged ones."""
     sent = FingerprintBuilder(dtype=sampler.dtype)
     merged = load_merged(folder, dtype=sampler.dtype)
-    sampler.load_weights(sent.watch(used_parameters(merged)), version=0)
+    sampler.load_weights(sent.watch(sent_tensors(merged)), version=0)
     check_fresh(sampler, sent.result())
 
 
@@ -113,8 +113,8 @@ def check_loaded(sampler: Sampler, folder: str) -> None:
     device = default_device()
 
     def stored() -> Fingerprint:
-        parameters = stored_parameters(folder, dtype=sampler.dtype)
-        return fingerprint(((name, tensor.to(device)) for name, tensor in parameters), dtype=sampler.dtype)
+        tensors = stored_tensors(folder, dtype=sampler.dtype)
+        return fingerprint(((name, tensor.to(device)) for name, tensor in tensors), dtype=sampler.dtype)
 
     expected = from_main(stored)
     if sampler.fingerprint(expected.layout) != expected:

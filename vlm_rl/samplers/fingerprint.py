@@ -2,7 +2,7 @@
 
 An engine that silently kept the old weights, or one old tensor, would train on the responses of a different
 policy, and so would one that put a tensor in another's place. So the learner's weights are hashed on their way into
-the sampler, the sampler's are read back under the same names, and `check_fresh` compares. No sync brings the
+the sampler, the sampler's are read back under the same names, and `check_fresh` compares. No sync changes the
 model's buffers: they must stay what they were when the engine had started.
 """
 
@@ -154,7 +154,7 @@ def _read(sums: Sequence[torch.Tensor]) -> list[int]:
 
 
 def buffer_digests(model: nn.Module) -> dict[str, str]:
-    """Return a digest of each buffer's bits by name: the rotary caches and whatever else no sync brings."""
+    """Return a digest of each buffer's bits by name: the rotary caches and whatever else no sync changes."""
     return {
         name: hashlib.blake2b(
             buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, digest_size=8
@@ -205,6 +205,6 @@ def check_buffers(sampler_name: str, now: Mapping[str, str], at_start: Mapping[s
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise StaleWeightsError(
             f"sampler {sampler_name!r}: its buffer {changed[0]}{more} is not what it was at the engine's start, "
-            "and no sync brings a buffer: its responses would come from a different policy; resume from the last "
+            "and no sync changes a buffer: its responses would come from a different policy; resume from the last "
             "checkpoint; if it happens again, start a new run with rollout.sampler=transformers"
         )

@@ -24,7 +24,7 @@ from vlm_rl.distributed import alive
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.model_files.routers import RoutingRecord
-from vlm_rl.model_files.weights import used_parameters
+from vlm_rl.model_files.weights import sent_buffers, sent_tensors
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.episodes import EpisodeBatch
@@ -198,7 +198,7 @@ class TransformersSampler:
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Tensors that are not given keep their old values, which check_fresh detects."""
         self._model.to(self._device)
-        own = dict(self._model.named_parameters())
+        own: dict[str, torch.Tensor] = {**dict(self._model.named_parameters()), **dict(sent_buffers(self._model))}
         for name, tensor in tensors:
             if name not in own:
                 raise ValueError(f"the sampler's model has no parameter {name!r}; is its architecture different?")
@@ -209,7 +209,7 @@ class TransformersSampler:
 
     def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. This model has the learner's names by itself."""
-        return fingerprint(used_parameters(self._model))
+        return fingerprint(sent_tensors(self._model), dtype=self.dtype)  # a bias may stay in float32
 
     def sleep(self) -> None:
         """See Sampler.sleep. The weights move to the host."""

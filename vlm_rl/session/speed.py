@@ -9,6 +9,7 @@ from typing import Any
 from vlm_rl import devices
 from vlm_rl.config import Config
 from vlm_rl.distributed import all_gather, rank, world_size
+from vlm_rl.learner.architectures import chosen_experts, num_experts
 from vlm_rl.learner.policy import Policy
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import gib
@@ -115,12 +116,12 @@ def _operations(policy: Policy) -> tuple[float, float]:
     """Return the operations of the language model's layers for each token, and of the head for a sampled one."""
     model: Any = policy.model
     text = model.config.get_text_config()
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    experts = num_experts(text)
     layers = 0.0
     for name, parameter in model.get_decoder().layers.named_parameters():
         size = getattr(parameter, "ds_numel", parameter.numel())  # whole, where ZeRO 3 holds a part
         if experts and "experts" in name and "shared" not in name:
-            size *= text.num_experts_per_tok / experts
+            size *= chosen_experts(text) / experts
         layers += (6 if parameter.requires_grad else 4) * size
     head = policy.head.weight
     return layers, (6 if head.requires_grad else 4) * getattr(head, "ds_numel", head.numel())
