@@ -124,6 +124,8 @@ def test_heads_that_no_rank_gets_whole_are_refused_with_the_sizes_that_do() -> N
     check_heads(model, 1, is_padded=True)
     with pytest.raises(UserError, match="rows of this qwen2 model are padded"):
         check_heads(model, 2, is_padded=True)
+    with pytest.raises(UserError, match="this qwen3_5 model has layers of linear attention"):
+        check_heads(AutoConfig.for_model("qwen3_5"), 2, is_padded=False)
 
 
 def test_what_has_no_rows_of_ours_or_would_be_asked_twice_is_refused() -> None:

@@ -115,7 +115,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", todays(["gemma3_text", "qwen3_moe", "qwen3_next"], days=3))
 def test_a_run_of_a_text_model(model_type: str, toys: Toys, sums: Path, family_model: Callable[[str], Path]) -> None:
-    """Windows, experts, and linear attention, whose rows are padded."""
+    """Windows, experts, and linear attention."""
     model = family_model(model_type)
     train = {"steps": 2, "mini_batch_prompts": 4, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 2}
     changes = {"model": {"path": str(model)}, "data": {"train": [str(sums)]}, "reward": COIN, "train": train}

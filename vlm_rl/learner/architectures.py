@@ -1,9 +1,9 @@
 """The families of models: which ones the learner computes exactly, and which parts they are made of.
 
-Packed rows give every response its own prompt and itself to attend to, in full or within a window. A layer that caps
-its scores or carries a state along the row computes something else there, and nothing would fail: the run would train
-on wrong log-probs. Such a model is computed in padded rows, each response alone behind a copy of its prompt. A model
-trains only if its type is in SUPPORTED or padded rows are asked for, and only without the features in
+Packed rows give every response its own prompt and itself to attend to, in full, within a window, or by the state of
+linear attention. A layer that caps its scores computes something else there, and nothing would fail: the run would
+train on wrong log-probs. Such a model is computed in padded rows, each response alone behind a copy of its prompt. A
+model trains only if its type is in SUPPORTED or padded rows are asked for, and only without the features in
 `_unsupported_features`. `self_check` compares the numbers of each model at start-up. docs/models.md lists what is
 tested for each family.
 """
@@ -40,8 +40,6 @@ class Family:
 
 
 _TEXT = Family()
-_PADDED_TEXT = Family(padded=True)
-_QWEN3_5 = Family("model.visual.", ("model.visual.merger.",), padded=True)  # linear attention
 _GLM_VL = Family("model.visual.", ("model.visual.downsample.", "model.visual.merger."))
 _IDEFICS3 = Family("model.vision_model.", ("model.connector.",))
 _PIXTRAL = Family("model.vision_tower.", ("model.multi_modal_projector.",))
@@ -51,7 +49,7 @@ _QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deeps
 PADDED_COST = "which computes the prompt again for each of its responses"
 
 SUPPORTED = {
-    "gemma2": _PADDED_TEXT,  # soft caps
+    "gemma2": Family(padded=True),  # soft caps
     # An image's tokens attend to each other.
     "gemma3": Family("model.vision_tower.", ("model.multi_modal_projector.",), padded=True),
     "gemma3_text": _TEXT,
@@ -70,10 +68,10 @@ SUPPORTED = {
     "qwen2_5_vl": _QWEN_VL,
     "qwen2_vl": _QWEN_VL,
     "qwen3": _TEXT,
-    "qwen3_5": _QWEN3_5,
-    "qwen3_5_moe": _QWEN3_5,
+    "qwen3_5": _QWEN_VL,
+    "qwen3_5_moe": _QWEN_VL,
     "qwen3_moe": _TEXT,
-    "qwen3_next": _PADDED_TEXT,  # linear attention
+    "qwen3_next": _TEXT,
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
     "smolvlm": _IDEFICS3,
@@ -104,6 +102,13 @@ def num_experts(text: Any) -> int:
 def chosen_experts(text: Any) -> int:
     """Return how many of its experts a layer gives a token to; 0 for a dense model."""
     return getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 0
+
+
+def convolution_width(config: Any) -> int | None:
+    """Return how many tokens a layer of linear attention convolves; None for a model without one."""
+    text = config.get_text_config()
+    has_one = "linear_attention" in (getattr(text, "layer_types", None) or ())
+    return getattr(text, "linear_conv_kernel_dim", None) if has_one else None
 
 
 def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -> None:
@@ -193,6 +198,8 @@ def check_routing(config: Any, *, replay: bool) -> None:
 def _unsupported_features(text: Any, *, is_vision: bool) -> Iterator[tuple[str, bool]]:
     """Yield what packed rows would compute differently, as `key value`, and whether padded rows are exact for it."""
     kinds = {"full_attention", "sliding_attention"}
+    if convolution_width(text) is not None:
+        kinds.add("linear_attention")
     layer_types = sorted(set(getattr(text, "layer_types", None) or ()) - kinds)
     yield from ((f"layer_types {kind!r}", True) for kind in layer_types)
     for key in ("attn_logit_softcapping", "attention_chunk_size"):

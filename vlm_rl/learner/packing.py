@@ -60,7 +60,7 @@ class RowLayout:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the layout with every tensor of it on the device."""
-        return _move(self, device)
+        return move(self, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class WindowedRuns:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the runs with every tensor on the device."""
-        return _move(self, device)
+        return move(self, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,19 +101,19 @@ class PackedRow:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the row with every tensor of it on the device."""
-        return _move(self, device)
+        return move(self, device)
 
 
-def _move(value: Any, device: torch.device | str) -> Any:
+def move(value: Any, device: torch.device | str) -> Any:
     """Return the value with every tensor in it on the device, however deeply nested."""
     if isinstance(value, Tensor):
         if torch.device(device).type != "cuda" or value.is_cuda or not has_gpu():
             return value.to(device)
         return value.pin_memory().to(device, non_blocking=True)  # the host does not wait for the copy
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _move(getattr(value, f.name), device) for f in fields(value)})
+        return replace(value, **{f.name: move(getattr(value, f.name), device) for f in fields(value)})
     if isinstance(value, Mapping):
-        return {key: _move(item, device) for key, item in value.items()}
+        return {key: move(item, device) for key, item in value.items()}
     return value
 
 
@@ -341,7 +341,7 @@ class PaddedRows:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the rows with every tensor on the device."""
-        return _move(self, device)
+        return move(self, device)
 
 
 def padded_rows(spans: RowSpans, sampled: Sequence[np.ndarray]) -> PaddedRows:

@@ -29,8 +29,8 @@ from vlm_rl.data.vision.family import vision_of
 from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.errors import UserError
 from vlm_rl.learner import lora
-from vlm_rl.learner.architectures import active_window, family_of, is_padded
-from vlm_rl.learner.attention import patches
+from vlm_rl.learner.architectures import active_window, convolution_width, family_of, is_padded
+from vlm_rl.learner.attention import linear, patches
 from vlm_rl.learner.attention import shared_prefix as attention
 from vlm_rl.learner.deepspeed import sharded_loading
 from vlm_rl.learner.head import Head
@@ -145,9 +145,12 @@ class Policy(nn.Module):
         self.vision = vision_of(model.config)
         self.family = family_of(model.config)
         self.window = active_window(model.config)
+        self.convolution = convolution_width(model.config)
         self.is_padded = is_padded(model.config, rows)
         if self.is_padded:
             model.get_decoder().register_forward_pre_hook(_pad, with_kwargs=True)
+        elif self.convolution is not None:
+            linear.install(model)
         self.ranks = RankGroup()  # that compute a row together
         self.offloads = False
         self.base: BaseModel | None = None  # of the adapters, where there are any
@@ -300,6 +303,9 @@ class Policy(nn.Module):
         """
         if padded is None:
             text_arguments: dict[str, Any] = {"layout": self._layout(row)}
+            if self.convolution is not None:
+                runs = linear.state_runs(row.spans, self.convolution)
+                text_arguments["row_states"] = runs.to(row.ids_T.device)
             if share is not None:
                 text_arguments["share"] = share
             self.routers.replayed = row.experts_TLK

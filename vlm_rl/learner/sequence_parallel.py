@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, rank, world_size
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import convolution_width
 from vlm_rl.model_files.model_folder import layer_configs
 
 KEY = "train.sequence_parallel"
@@ -220,6 +221,11 @@ def check_heads(config: Any, size: int, *, is_padded: bool) -> None:
         raise UserError(
             f"{KEY} is {size}, and the rows of this {config.model_type} model are padded: only packed rows, whose "
             "attention is ours, are divided; set it to 1"
+        )
+    if convolution_width(config) is not None:
+        raise UserError(
+            f"{KEY} is {size}, and this {config.model_type} model has layers of linear attention, whose state no "
+            "ranks share; set it to 1"
         )
     for layer in layer_configs(config.get_text_config()):
         heads = layer.num_attention_heads
