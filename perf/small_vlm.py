@@ -1,6 +1,6 @@
 """Teach a small vision-language model to see: SmolLM2-135M behind Qwen2.5-VL's classes, with an untrained tower.
 
-    python perf/small_vlm.py runs/small-vlm            # a GPU; it was run on no machine
+    python perf/small_vlm.py runs/small-vlm            # a GPU, for 3,000 steps; it was run on no machine
     python perf/small_vlm.py runs/small-vlm --tiny     # 30 + 30 steps on few pictures
 
 First the tower and the merger learn with the language model frozen, then everything learns. Each part is `vlm-rl sft`
