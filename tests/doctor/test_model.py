@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.odd_models import save_odd
+from tests.helpers.pretended_cuda import PretendedCuda
 from vlm_rl import cli
 from vlm_rl.doctor import model as doctor_model
 from vlm_rl.samplers.transformers import TransformersSampler
@@ -103,3 +105,14 @@ def test_a_model_that_is_too_large_for_this_machine(
     code, found, page = outcomes(tiny_model)
     assert (code, found["packed rows"], found["sampler"]) == (2, "?", "?")
     assert "on the machine that will train" in page
+
+
+@pytest.mark.skipif(bool(find_spec("fla") or find_spec("causal_conv1d")), reason="they are installed")
+def test_kernels_of_linear_attention_that_a_gpu_misses_are_named(family_model: Callable[[str], Path]) -> None:
+    """transformers computes the same without them, by loops in torch."""
+    words = "pip install flash-linear-attention causal-conv1d"
+    for model_type, is_named in (("qwen3_5", True), ("qwen3", False)):
+        model = doctor_model.ModelUnderTest(family_model(model_type))
+        assert words not in doctor_model.model_type(model).detail
+        with PretendedCuda():
+            assert (words in doctor_model.model_type(model).detail) == is_named

@@ -19,10 +19,11 @@ from torch import Tensor
 from vlm_rl.config import ENGINE_SHARE
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.devices import default_device, model_dtype
+from vlm_rl.devices import default_device, has_gpu, model_dtype
 from vlm_rl.doctor.check import Check, phase
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
+from vlm_rl.learner.architectures import PADDED_COST, check_architecture, convolution_width, is_padded
+from vlm_rl.learner.attention.linear import missing_kernels
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
@@ -121,6 +122,11 @@ def model_type(model: ModelUnderTest) -> Check:
     """Ask whether the learner computes this type of model exactly."""
     check_architecture(model.config, path=model.path)
     cost = f", in padded rows, {PADDED_COST}" if is_padded(model.config, "auto") else ""
+    if convolution_width(model.config) is not None and has_gpu() and (missing := missing_kernels()):
+        cost += (
+            f"; its linear attention is computed by loops in torch, many times slower than by kernels: "
+            f"pip install {' '.join(missing)}"
+        )
     return Check("model type", "ok", f"{model.config.model_type} is supported{cost}")
 
 

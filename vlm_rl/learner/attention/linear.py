@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from vlm_rl.errors import UserError
 from vlm_rl.learner.packing import RowLayout, RowSpans, TokenSpan, move
 
+KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}  # modules and their packages
 CHUNK = 64  # tokens that transformers' functions compute at a time, and the kernels that they call
 
 
@@ -115,6 +117,11 @@ def _of_about_one_length(members: Sequence[tuple[TokenSpan, int]]) -> list[list[
         num_chunks = -(-span[1] // CHUNK)
         batches.setdefault(num_chunks.bit_length(), []).append((span, index))
     return [batches[key] for key in sorted(batches)]
+
+
+def missing_kernels() -> list[str]:
+    """Return the packages that are not installed, in place of which transformers takes loops in torch."""
+    return [package for module, package in KERNELS.items() if find_spec(module) is None]
 
 
 # --- in place of transformers' functions ------------------------------------------------------------
