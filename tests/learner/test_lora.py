@@ -303,6 +303,35 @@ def test_a_folder_merges_to_the_learners_weights_bit_for_bit(policy: Policy, fol
     assert all(torch.equal(again[name], weight) for name, weight in expected.items())
 
 
+def test_a_part_has_a_rank_of_its_own(tiny_model: Path, groups: list[WeighedGroup], tmp_path: Path) -> None:
+    """As PEFT reads the folder, and as it merges; every part has the scaling alpha / rank."""
+    from peft import PeftModel
+
+    config = LoraConfig(
+        rank=4, alpha=6, rank_by_part={"tower": 2, "merger": 7}, targets=["merger", "q_proj", "tower"]
+    )
+    policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=[], temperature=0.7)
+    expected = num_adapter_parameters(policy.model, config)
+    policy.add_adapters(config, base=BaseModel(str(tiny_model), weights_sha256(tiny_model)), seed=5)
+    move(policy)
+    trained = {name: p.detach() for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert sum(p.numel() for p in trained.values()) == expected
+    ranks = {(policy.family.part_of(name), len(p)) for name, p in trained.items() if ".lora_A." in name}
+    assert ranks == {("tower", 2), ("merger", 7), ("language_model", 4)}
+    assert describe(policy.model, config).startswith("adapters: rank 4 (merger 7, tower 2) on ")
+    assert {source.scaling for _, source in weight_sources(policy.model)} == {0.0, 1.5}
+
+    assert policy.base is not None
+    save_adapters(policy.model, trained, tmp_path, policy.base)
+    again, own = dict(load_merged(tmp_path).named_parameters()), merged(policy)
+    assert again.keys() == own.keys() and all(torch.equal(again[name], weight) for name, weight in own.items())
+    opened: Any = PeftModel.from_pretrained(load_reference(tiny_model), tmp_path)
+    theirs = padded_logps(opened.get_base_model(), groups, temperature=0.7)
+    with torch.no_grad():
+        logp_K, _ = policy(row_of(policy, groups))
+    torch.testing.assert_close(logp_K, torch.cat([x for row in theirs for x in row]), atol=1e-5, rtol=0)
+
+
 def test_a_different_base_model_is_refused_by_name(folder: Path, base_model: Path, tiny_model: Path) -> None:
     weights = base_model / "model.safetensors"
     model = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
@@ -352,6 +381,7 @@ def test_what_a_configuration_may_say() -> None:
         ({"dropout": 0.05}, r"model\.lora: dropout is 0\.05, and the sampler has none"),
         ({"rank": 0}, r"model\.lora\.rank is 0"),
         ({"targets": []}, r"model\.lora\.targets is \[\]"),
+        ({"rank_by_part": {"tower": 8}}, r"rank_by_part names tower, where targets gives no adapters"),
         ({"r": 8}, r"unknown key model\.lora\.r: "),
     ):
         with pytest.raises(UserError, match=message):

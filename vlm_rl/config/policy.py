@@ -19,11 +19,19 @@ ModelPart = Literal["tower", "merger", "language_model"]
 _TEMPLATES_ARE = f"known: {', '.join(TEMPLATES)}, or a file of your own, whose name ends in .yaml"
 
 
+def part_of_target(target: str) -> ModelPart:
+    """Return the part of the model in which an entry of model.lora.targets gives adapters."""
+    return next((part for part in get_args(ModelPart) if part == target), "language_model")
+
+
 class LoraConfig(ConfigSection):
     """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
 
     rank: PositiveInt = 16
     """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
+    rank_by_part: dict[ModelPart, PositiveInt] = {}
+    """Ranks of single parts, named as in model.freeze; the others have rank. Products of all parts are multiplied by
+    the same alpha / rank."""
     alpha: PositiveInt = 32
     """The adapter's product is multiplied by alpha / rank."""
     targets: list[str] = Field(default=["language_model"], min_length=1)
@@ -39,7 +47,27 @@ class LoraConfig(ConfigSection):
     keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model.
     adapter is experimental on GPUs."""
 
+    def rank_of(self, part: ModelPart) -> int:
+        """Return the rank of the adapters in a part of the model."""
+        return self.rank_by_part.get(part, self.rank)
+
+    @property
+    def ranks(self) -> str:
+        """The ranks in words, such as `16 (tower 8)`."""
+        others = ", ".join(f"{part} {rank}" for part, rank in sorted(self.rank_by_part.items()))
+        return f"{self.rank} ({others})" if others else str(self.rank)
+
+    @property
+    def parts(self) -> set[ModelPart]:
+        """The parts in which something gets an adapter."""
+        return {part_of_target(target) for target in self.targets}
+
     def conflicts(self) -> Iterator[str]:
+        if idle := sorted({*self.rank_by_part} - self.parts):
+            yield (
+                f"rank_by_part names {', '.join(idle)}, where targets gives no adapters: add it to targets, or "
+                "remove it from there"
+            )
         if self.dropout:
             yield (
                 f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
@@ -93,9 +121,7 @@ class ModelConfig(ConfigSection):
     Experimental on GPUs."""
 
     def conflicts(self) -> Iterator[str]:
-        targets = self.lora.targets if self.lora else []
-        parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
-        if both := sorted(parts & {*self.freeze}):
+        if self.lora is not None and (both := sorted(self.lora.parts & {*self.freeze})):
             yield (
                 f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
                 "other; a part without adapters stays as it is"

@@ -178,8 +178,8 @@ def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[Model
             "leave one of them out, so that something is trained"
         )
     trained = {*parts} - {*freeze}
-    if model.lora is not None:  # targets are parts, or layers of the language model
-        trained &= {target if target in parts else "language_model" for target in model.lora.targets}
+    if model.lora is not None:
+        trained &= model.lora.parts
     for part in lr_by_part:
         if part not in trained:
             reason = "model.freeze freezes" if part in freeze else "model.lora gives no adapter"

@@ -8,6 +8,7 @@ the model has without adapters.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,10 +81,17 @@ def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
     return [name for name, part in part_of.items() if part in targets or kind_of.get(name) in targets]
 
 
+def adapter_ranks(model: Any, config: LoraConfig) -> dict[str, int]:
+    """Return the rank of each linear layer's adapter, by the names that target_layers returns."""
+    family = family_of(model.config)
+    return {name: config.rank_of(family.part_of(f"{name}.")) for name in target_layers(model, config.targets)}
+
+
 def num_adapter_parameters(model: nn.Module, config: LoraConfig) -> int:
     """Return how many parameters the adapters have: rank (in + out) for each linear layer."""
-    layers: list[Any] = [model.get_submodule(name) for name in target_layers(model, config.targets)]
-    return sum(config.rank * (layer.in_features + layer.out_features) for layer in layers)
+    ranks = adapter_ranks(model, config)
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in ranks}
+    return sum(ranks[name] * (layer.in_features + layer.out_features) for name, layer in layers.items())
 
 
 def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
@@ -114,13 +122,23 @@ def _inject(model: Any, config: LoraConfig, seed: int) -> None:
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
+    ranks = adapter_ranks(model, config)
+    others = {re.escape(name): rank for name, rank in ranks.items() if rank != config.rank}
     settings = PeftConfig(
-        r=config.rank, lora_alpha=config.alpha, target_modules=target_layers(model, config.targets), bias="none"
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=[*ranks],
+        rank_pattern=others,
+        # All have the scaling alpha / rank.
+        alpha_pattern={name: config.alpha * rank / config.rank for name, rank in others.items()},
+        bias="none",
     )
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    for _, layer in _layers(model):
+        layer.scaling[_ADAPTER] = config.alpha / config.rank  # not rounded twice, as merges compute it
 
 
 @contextmanager
@@ -147,7 +165,7 @@ def describe(model: nn.Module, config: LoraConfig) -> str:
     names = [name for name, _ in _layers(model)]
     kinds = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
     left_out = any(name.endswith(".experts") for name, _ in model.named_modules())
-    return f"adapters: rank {config.rank} on {len(names)} layers: {kinds}" + (
+    return f"adapters: rank {config.ranks} on {len(names)} layers: {kinds}" + (
         "; experts have none" if left_out else ""
     )
 

@@ -54,7 +54,7 @@ def print_dry_run(
         is_frozen = lora is not None or part in config.model.freeze
         console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
     if lora is not None:
-        adapters = f"rank {lora.rank} on {len(target_layers(plan.sizes.model, lora.targets))} linear layers"
+        adapters = f"rank {lora.ranks} on {len(target_layers(plan.sizes.model, lora.targets))} linear layers"
         adapters += ", the base model's in 4 bits" if lora.load_in_4bit else ""
         console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")

@@ -178,7 +178,7 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
 
 def _recipe(config: Config | SftConfig, manifest: Manifest) -> dict[str, Any]:
     train, lora = config.train, config.model.lora
-    trained = "all weights" if lora is None else f"LoRA, rank {lora.rank}, alpha {lora.alpha}, {lora.targets}"
+    trained = "all weights" if lora is None else f"LoRA, rank {lora.ranks}, alpha {lora.alpha}, {lora.targets}"
     if lora is None and config.model.freeze:
         trained = f"all weights but {', '.join(config.model.freeze)}"
     if isinstance(config, SftConfig):

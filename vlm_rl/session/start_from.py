@@ -35,10 +35,12 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
     if adapter is None and (difference := _different_shape(folder, Path(config.model.path))):
         raise UserError(f"{where} is a different model than model.path {config.model.path}: {difference}")
     there = run.any_config()
+    lora, own_lora = there.model.lora, config.model.lora
     for key, own, other in (
         ("train.optimizer", there.train.optimizer, config.train.optimizer),
         ("model.freeze", sorted(there.model.freeze), sorted(config.model.freeze)),
-        ("model.lora.rank", there.model.lora and there.model.lora.rank, config.model.lora and config.model.lora.rank),
+        ("model.lora.rank", lora and lora.rank, own_lora and own_lora.rank),
+        ("model.lora.rank_by_part", lora and lora.rank_by_part, own_lora and own_lora.rank_by_part),
         ("train.lr_by_part", sorted(there.train.lr_by_part), sorted(config.train.lr_by_part)),
     ):
         if own != other:

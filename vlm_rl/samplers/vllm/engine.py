@@ -341,7 +341,7 @@ class VllmSampler:
         if self._asleep:
             self._llm.wake_up(tags=["weights"])  # brings the buffers back too
         if self._adapter is not None:
-            self._load_adapter(tensors, self._adapter.rank)
+            self._load_adapter(tensors, self._adapter.rank_of("language_model"))
         else:
             if self._on_cpu:
                 self._llm.collective_rpc(forget_expert_kernels)
@@ -461,9 +461,10 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
     """Return vLLM's options for one adapter. Raises UserError for a rank that it does not take."""
     from vllm.config.lora import MaxLoRARanks
 
-    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank]
+    needed = adapter.rank_of("language_model")  # where else vLLM applies none
+    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= needed]
     if not ranks:
-        raise UserError(f"model.lora.rank is {adapter.rank}, above what vLLM takes: set model.lora.sync=merged")
+        raise UserError(f"model.lora.rank is {needed}, above what vLLM takes: set model.lora.sync=merged")
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
 
 
