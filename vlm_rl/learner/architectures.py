@@ -17,6 +17,7 @@ from typing import Any
 
 from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.model_folder import check_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -
             f"model.path {path}: the learner does not support models of type {config.model_type!r}, whose layers may "
             f"read a packed row differently: use one of {', '.join(SUPPORTED)}{remedy}"
         )
+    check_vision(config, path=path)
     text_type = config.get_text_config().model_type
     is_known = text_type in SUPPORTED or text_type.removesuffix("_text") in SUPPORTED
     if is_vision and not is_known and not text_type.startswith(config.model_type):

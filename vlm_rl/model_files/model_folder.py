@@ -274,14 +274,24 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: models of type {config.model_type!r} read audio, which is not supported: use "
             "a model of text, images or videos"
         )
+    check_vision(config, path=model_path)
+    return config
+
+
+def check_vision(config: Any, *, path: object) -> None:
+    """Raise UserError for a vision-language model whose images no file of data/vision encodes.
+
+    Args:
+        config: of transformers.
+        path: the model's folder, for the message.
+    """
     if (vision := getattr(config, "vision_config", None)) is not None and vision_family(config) is None:
         tower = f" with a tower of type {vision.model_type!r}" if config.model_type == "llava" else ""
         raise UserError(
-            f"model.path {model_path}: vision-language models of type {config.model_type!r}{tower} are not "
+            f"model.path {path}: vision-language models of type {config.model_type!r}{tower} are not "
             "supported: use one of Qwen's, such as Qwen2.5-VL, Pixtral (llava with a tower of type 'pixtral'), or "
             f"one of type {', '.join(['gemma3', 'gemma4', 'glm4v', 'mistral3', *TILED_FAMILIES])}"
         )
-    return config
 
 
 def vision_family(config: Any) -> str | None:
