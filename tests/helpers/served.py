@@ -43,7 +43,7 @@ def wait_for_status(
     end = time.monotonic() + seconds
     while _status_of(host, port, path) != status:
         assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def _status_of(host: str, port: int, path: str) -> int | None:
