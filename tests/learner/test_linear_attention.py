@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.delta_rule import functions_of, use_exact_rule
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
 from tests.helpers.groups import WeighedGroup, load_reference, random_group
 from vlm_rl.errors import UserError
@@ -27,12 +25,6 @@ FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 def policy_of(folder: Path) -> Policy:
     return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
-
-
-def functions_of(policy: Policy) -> Any:
-    """Return the module that defines the layers, whose functions they call."""
-    layers = [layer for layer in policy.model.modules() if type(layer).__name__.endswith("GatedDeltaNet")]
-    return sys.modules[type(layers[0]).__module__]
 
 
 def distance(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
@@ -99,35 +91,6 @@ def mixed_groups(model_type: str, folder: Path, size: int) -> list[WeighedGroup]
     ]
 
 
-def exact_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Return what transformers' function does, token by token and in float64, as the rule is defined.
-
-    With a = exp(g), and q and k of norm 1, q over the root of their width:
-    S' = a S, S = S' + k (beta (v - S'^T k))^T, and the output is S^T q.
-    """
-    q, k, v, g, beta = (x.double() for x in (query, key, value, g, beta))
-    q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
-    q = q / q.shape[-1] ** 0.5
-    state = q.new_zeros(len(k), *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
-    outputs = []
-    for t in range(k.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        told = torch.einsum("nhkv,nhk->nhv", state, k[:, t])
-        state = state + torch.einsum("nhk,nhv->nhkv", k[:, t], (v[:, t] - told) * beta[:, t, :, None])
-        outputs.append(torch.einsum("nhkv,nhk->nhv", state, q[:, t]))
-    return torch.stack(outputs, dim=1).to(query.dtype), state if output_final_state else None
-
-
 @pytest.mark.parametrize(("model_type", "checkpointing"), [("qwen3_5", True), ("qwen3_next", False)])
 def test_long_rows_equal_the_unmodified_model(
     model_type: str, checkpointing: bool, family_model: FamilyModel, monkeypatch: pytest.MonkeyPatch
@@ -139,9 +102,7 @@ def test_long_rows_equal_the_unmodified_model(
     """
     folder = family_model(model_type)
     policy, reference = policy_of(folder), load_reference(folder)
-    functions = functions_of(policy)
-    exact = replace(functions.torch_chunk_gated_delta_rule, theirs=exact_rule)
-    monkeypatch.setattr(functions, "torch_chunk_gated_delta_rule", exact)
+    use_exact_rule(policy, monkeypatch)
     groups = mixed_groups(model_type, folder, policy.model.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     if checkpointing:

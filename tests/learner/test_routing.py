@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.delta_rule import use_exact_rule
 from tests.helpers.family_rows import (
     BANNED,
     CHOSEN,
@@ -75,10 +76,14 @@ def forced_logp(model: Any, group: WeighedGroup) -> Tensor:
 
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "as_they_are"])
 @pytest.mark.parametrize("model_type", WITH_EXPERTS)
-def test_replayed_experts_are_the_only_ones(model_type: str, normed: bool, family_model: FamilyModel) -> None:
+def test_replayed_experts_are_the_only_ones(
+    model_type: str, normed: bool, family_model: FamilyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Log-probs, and gradients of every weight, of packed and of padded rows, against the unmodified model."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
+    if policy.convolution is not None:
+        use_exact_rule(policy, monkeypatch)
     for model in (policy.model, reference):
         for router in routers_of(model).values():
             if hasattr(router, "norm_topk_prob"):
