@@ -103,7 +103,12 @@ def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) 
     had not been stopped. Twelve prompts, four a step: after three steps each was trained on once."""
     urls = [server.url for server in fleet.servers]
     rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 1}
-    changes: dict[str, Any] = {"rollout": rollout, "train": {"steps": STEPS}, "checkpoint": {"every": STEPS}}
+    changes: dict[str, Any] = {
+        "rollout": rollout,
+        "train": {"steps": STEPS},
+        "checkpoint": {"every": STEPS},
+        "algorithm": {"credit": "top_visual", "aggregation": "variance"},
+    }
     in_order: dict[str, Any] = {"finish_batches_first": {}}
     result = fleet.toys.runner("train", str(fleet.toys.config("ahead-whole", **changes)), faults=in_order)
     assert result.code == 0, result.output[-3000:]
@@ -128,6 +133,7 @@ def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) 
         assert [record["data/drawn"] for record in records] == [8, 12, 16, 20, 20]
         assert [record["data/trained"] for record in records] == [4, 8, 12, 16, 20]
         assert "rollout/logprob_gap" in records[0] and "rollout/logprob_gap" not in records[1]
+        assert all(0.4 <= record["visual/credited"] < 0.5 and record["visual/dependence"] > 0 for record in records)
         first = Counter(row["prompt_id"] for rows in rollouts_of(run)[:3] for row in rows)
         assert len(first) == 12 and set(first.values()) == {4}
 
@@ -136,7 +142,8 @@ def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None
     """SIGTERM in step 2, with the batches of steps 2 and 3 begun: one rank trains on these, and no prompt is lost."""
     urls = [server.url for server in fleet.servers]
     rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 2}
-    config = fleet.toys.config("ahead-ranks", rollout=rollout, train={"steps": 6}, checkpoint={"every": 6})
+    changes: dict[str, Any] = {"train": {"steps": 6, "zero_stage": 3}, "algorithm": {"credit": "visual"}}
+    config = fleet.toys.config("ahead-ranks", rollout=rollout, checkpoint={"every": 6}, **changes)
     stop = {"terminate_in": {"phase": "reward", "step": 2}}
     result = fleet.toys.runner("train", str(config), faults=stop, ranks=2)
     assert result.code == EXIT_STOPPED, result.output[-3000:]
@@ -150,6 +157,7 @@ def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None
     assert len(counts) == 12 and set(counts.values()) == {2 * 4}  # two epochs
     records = run.metrics()
     assert [record["data/drawn"] for record in records] == [12, 16, 20, 24, 24, 24]
+    assert all(record["visual/dependence"] > 0 for record in records)
     assert [record["ahead/age_max"] <= min(step, 2) for step, record in enumerate(records)] == [True] * 6
 
 

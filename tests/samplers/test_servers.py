@@ -88,7 +88,8 @@ def run_changes(fleet: Fleet, **rollout: Any) -> dict[str, Any]:
     """Return the changes of a run of three steps, each on more groups than two servers draw at once."""
     shared = {"batch_size": 4, "server_token": str(fleet.token), "prompts_per_step": 8, "server_timeout": 1.0}
     train = {"steps": 3, "mini_batch_prompts": 8}
-    return {"rollout": {**shared, **rollout}, "train": train, "checkpoint": {"every": 3}}
+    rule = {"credit": "top_visual", "aggregation": "variance"}
+    return {"rollout": {**shared, **rollout}, "train": train, "checkpoint": {"every": 3}, "algorithm": rule}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,10 @@ def test_a_run_on_servers_equals_a_run_in_process(fleet: Fleet, inside: RunDirec
     urls = [server.url for server in fleet.servers]
     served = fleet.toys.train_run("served", **run_changes(fleet, sampler="server", servers=urls))
     assert_equal_rollouts(served, inside, steps=3)
+    for step, (ours, theirs) in enumerate(zip(served.metrics(), inside.metrics(), strict=True), start=1):
+        lengths = [len(ids) for ids in rollout_columns(served, step)["token_ids"]]
+        assert ours["visual/credited"] == pytest.approx(sum(math.ceil(0.4 * n) for n in lengths) / sum(lengths))
+        np.testing.assert_allclose(ours["visual/dependence"], theirs["visual/dependence"], rtol=1e-3)
 
 
 def assert_equal_rollouts(run: RunDirectory, expected: RunDirectory, *, steps: int) -> None:
