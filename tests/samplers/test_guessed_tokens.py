@@ -40,6 +40,8 @@ def sharp_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def test_draws_and_log_probs_are_the_policy_s(sharp_model: Path) -> None:
     """Each token has a place in the distribution of its position, spread over its own share: uniform in [0, 1)."""
+    import numba  # noqa: F401  # in whose presence vLLM's CPU worker by itself does not start
+
     builder = PromptBuilder(sharp_model, template=TEMPLATES["think_box"], max_pixels=100_352)
     asked = [("one two three " * 8, ()), ("<image>How many are there? How many?", (noise_png(84, 84, 1),))]
     prompts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -35,6 +36,7 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
     """Keep the start of an engine from changing this process, and tell `phase` what vLLM is doing."""
     with (
         _memory_left_alone(),
+        _llvmlite_left_alone(),
         threads_kept(),
         compiler_kept(),
         _own_shared_memory(),
@@ -110,6 +112,31 @@ def _memory_left_alone() -> Iterator[None]:
         yield
     finally:
         del operators.init_cpu_memory_env  # torch looks it up again at its next use
+
+
+@contextmanager
+def _llvmlite_left_alone() -> Iterator[None]:
+    """Hide numba's compiler while vLLM's CPU worker looks for its kernels in every module of this process.
+
+    It reads the `__dict__` of whatever a module holds. That of llvmlite's library is one of its functions, and the
+    start of an engine ends, whoever imported numba: vLLM does, where it guesses tokens.
+    """
+    from vllm.triton_utils import dispatcher
+
+    rebind = dispatcher._rebind_kernels
+
+    def rebind_elsewhere(overrides: Any) -> None:
+        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
+        try:
+            rebind(overrides)
+        finally:
+            sys.modules.update(hidden)
+
+    dispatcher._rebind_kernels = rebind_elsewhere
+    try:
+        yield
+    finally:
+        dispatcher._rebind_kernels = rebind
 
 
 @contextmanager
