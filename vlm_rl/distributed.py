@@ -141,7 +141,7 @@ def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 # -- signs of life -----------------------------------------------------------------------------------
 
-_signs: dict[str, Any] = {"number": 0, "doing": "nothing yet"}
+_signs: dict[str, Any] = {"number": 0, "doing": "the start"}
 
 
 def alive(doing: str = "") -> None:

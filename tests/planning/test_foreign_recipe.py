@@ -86,7 +86,37 @@ swift rlhf --rlhf_type grpo --model $MODEL --train_type lora --lora_rank 32 --da
     --reward_funcs accuracy format --importance_sampling_level sequence --learning_rate 1e-6 --beta 0.0 \\
     --max_completion_length 1024 --num_train_epochs 2 --warmup_ratio 0.05 --deepspeed zero3 --torch_dtype bfloat16
 """
+OLD_OPENRLHF = """\
+python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-VL-3B-Instruct --advantage_estimator group_norm \\
+   --prompt_max_len 512 --generate_max_len 8192 --train_batch_size 128 --rollout_batch_size 32 \\
+   --n_samples_per_prompt 8 --max_samples 160 --num_episodes 2 --prompt_data org/set
+"""
+LAUNCHED_TRL = """\
+SYSTEM_PROMPT="Think first.
+Then answer, and don't guess."
+echo it is begun  # don't wait
+accelerate launch --num_processes 8 train_grpo.py --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct \\
+    --num_generations 8 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --max_steps 10
+"""
 FILES = {
+    "old_openrlhf.sh": (
+        OLD_OPENRLHF,
+        {
+            "data.max_prompt_tokens": 512,
+            "rollout.max_tokens": 8192,
+            "train.steps": 10,  # two passes over 160 of the 300 rows, 32 a step
+        },
+        [],
+    ),
+    "launched_trl.sh": (
+        LAUNCHED_TRL,
+        {
+            # 8 responses x 2 passes x 8 processes are 128: 16 prompts of 8
+            "rollout.prompts_per_step": 16,
+            "rollout.responses_per_prompt": 8,
+        },
+        [],
+    ),
     "easyr1.yaml": (
         EASYR1,
         {

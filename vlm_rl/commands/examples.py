@@ -29,7 +29,7 @@ _EXAMPLES = {
         "vlm-rl grade --gold B --response 'So the answer is \\boxed{B}.'",
     ),
     "study": ("vlm-rl study study.yaml --out runs/study", "vlm-rl study study.yaml --out runs/study --report-only"),
-    "paper": ("vlm-rl paper luspo", "vlm-rl paper ba"),
+    "paper": ("vlm-rl paper luspo-vl", "vlm-rl paper ba"),
     "report": ("vlm-rl report runs/mine", "vlm-rl report runs/a runs/b --out two.html"),
     "demo": ("vlm-rl demo runs/a runs/b", "vlm-rl demo runs/a runs/b --bundle site"),
     "track": ("vlm-rl track runs/mine", "vlm-rl track runs/mine log.trackers=[tensorboard]"),

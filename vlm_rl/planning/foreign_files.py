@@ -21,7 +21,7 @@ import yaml
 from vlm_rl.config import leaves
 from vlm_rl.errors import UserError
 
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 _COMMANDS = {  # words of a script -> whose it is
     r"swift\s+rlhf|swift\.cli|megatron\s+rlhf": "ms-swift",
@@ -32,6 +32,13 @@ _COMMANDS = {  # words of a script -> whose it is
 }
 _COMMAND = "|".join(_COMMANDS)
 _ENVIRONMENT = ("NPROC_PER_NODE", "NNODES", "MAX_PIXELS", "MIN_PIXELS")  # variables that are settings
+_LONGEST_TEXT = 200  # lines between quotes
+_LAUNCHERS = {  # words before the trainer's that say how many processes there are: torchrun's, accelerate's
+    "nproc_per_node": "NPROC_PER_NODE",
+    "nproc-per-node": "NPROC_PER_NODE",
+    "num_processes": "NPROC_PER_NODE",  # of all machines
+    "nnodes": "NNODES",
+}
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # of a command
 _SWIFT_KEYS = {"rlhf_type", "train_type", "tuner_type", "reward_funcs", "lora_rank"}
 _TRL_KEYS = {"model_name_or_path", "num_generations", "max_completion_length", "use_peft", "vllm_mode"}
@@ -98,7 +105,8 @@ def _read_script(path: Path, text: str) -> ForeignFile:
             continue
         words = shlex.split(_filled(line, known, unread))
         begin = next(place for place in range(len(words)) if re.search(_COMMAND, " ".join(words[: place + 1])))
-        outside = {**known, **{key: value for key, value in _settings_of(words[:begin]) if key in _ENVIRONMENT}}
+        before = {_LAUNCHERS.get(key, key): value for key, value in _settings_of(words[:begin])}
+        outside = {**known, **{key: value for key, value in before.items() if key in _ENVIRONMENT}}
         settings = {key: _scalar(outside[key]) for key in _ENVIRONMENT if key in outside}
         settings |= dict(_settings_of(words[begin + 1 :]))
         base = settings.pop("config", None)  # EasyR1 reads a YAML file, and the words change it
@@ -117,11 +125,26 @@ def _read_script(path: Path, text: str) -> ForeignFile:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the script's commands, each on one line and without comments."""
-    lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
-    for line in "\n".join(lines).replace("\\\n", " ").split("\n"):
-        if stripped := line.strip():
+    """Yield the script's commands without comments, each on one line but for the text between quotes."""
+    kept = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
+    lines = "\n".join(kept).replace("\\\n", " ").split("\n")
+    place = 0
+    while place < len(lines):
+        last = min(len(lines), place + _LONGEST_TEXT)
+        ends = (end for end in range(place + 1, last + 1) if _is_closed("\n".join(lines[place:end])))
+        end = next(ends, place + 1)
+        if stripped := "\n".join(lines[place:end]).strip():
             yield stripped
+        place = end
+
+
+def _is_closed(text: str) -> bool:
+    """Tell whether every quote of a text has its end."""
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _filled(text: str, known: Mapping[str, str], unread: dict[str, None]) -> str:

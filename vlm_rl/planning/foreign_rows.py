@@ -163,7 +163,7 @@ def _max_prompt(row: ForeignRow) -> None:
     if found is None:
         return
     name, tokens = found
-    if name.endswith("max_len"):  # OpenRLHF: of prompt and response together
+    if name.rpartition(".")[2] == "max_len":  # OpenRLHF: of prompt and response together
         tokens -= row.out.value("rollout.max_tokens", 0)
     if tokens > 0:
         row.put(int(tokens), name=name)
@@ -375,11 +375,14 @@ def _steps(row: ForeignRow) -> None:
     if passes is None:
         return
     name, number = passes
-    if row.rows is None:
+    most, rows = row.number("max_samples"), row.rows
+    if most is not None and rows is not None:
+        rows = min(rows, int(most[1]))
+    if rows is None:
         prompts = row.out.value("rollout.prompts_per_step", 128)
         row.leave(name, f"train.steps is {shown(number)} x rows / {prompts}; with --data it is computed")
     else:
-        row.put(max(1, math.ceil(number * row.rows / row.out.value("rollout.prompts_per_step", 128))), name=name)
+        row.put(max(1, math.ceil(number * rows / row.out.value("rollout.prompts_per_step", 128))), name=name)
 
 
 def _warmup(row: ForeignRow) -> None:

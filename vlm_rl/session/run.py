@@ -282,7 +282,7 @@ class Run:
         if rank() == 0:
             lost = self.step - (self._saved_step or 0)
             text = (
-                f"\nCtrl-C: waiting for what is in progress ({signs_of_life()[1] or 'the start'}); then the run is "
+                f"\nCtrl-C: waiting for what is in progress ({signs_of_life()[1]}); then the run is "
                 f"saved and stops. Ctrl-C again stops at once{f' and loses {_steps(lost)}' if lost else ''}.\n"
             )
             os.write(2, text.encode())
