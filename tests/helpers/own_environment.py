@@ -104,6 +104,12 @@ class Beginning(Pictures):
         return Observation(f"That is wrong, {self.noise.randrange(1000)}")
 
 
+class Throughout(Beginning):
+    """Shows a picture before the first turn and after each of the first."""
+
+    step = Pictures.step
+
+
 _resets = itertools.count()
 
 

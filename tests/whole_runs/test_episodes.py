@@ -14,10 +14,6 @@ BEGINNING: dict[str, Any] = OWN | {
     "name": "tests.helpers.own_environment.Beginning",
     "max_observed_tokens": 250,
 }
-PICTURES: dict[str, Any] = OWN | {
-    "name": "tests.helpers.own_environment.Pictures",
-    "max_observed_tokens": 160,
-}
 ROWS: dict[str, Any] = {"train": {"micro_batch_tokens": 500}, "rollout": {"max_tokens": 42}}
 
 
@@ -54,9 +50,15 @@ def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
 @pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_observed_pictures_train_alike_on_one_rank_and_two(toys: Toys) -> None:
-    """Narrow rows, ZeRO 2 and a frozen tower, whose features of observed pictures are computed once."""
+    """Narrow rows, ZeRO 2 and a frozen tower, whose features of observed pictures are computed once. One is shown
+    before the first turn, to both ranks alike."""
     model = {"path": str(toys.model), "freeze": ["tower", "merger"]}
-    options: dict[str, Any] = {"environment": PICTURES, "model": model, "rollout": ROWS["rollout"]}
+    options: dict[str, Any] = {
+        "environment": BEGINNING | {"name": "tests.helpers.own_environment.Throughout"},
+        "data": {"max_prompt_tokens": 512},
+        "model": model,
+        "rollout": ROWS["rollout"],
+    }
     train: dict[str, Any] = {"steps": 2, "mini_batch_prompts": 4}
     one = toys.train_run("pictures-one", **options, train=train | ROWS["train"])
     narrow = {**train, "zero_stage": 2, "micro_batch_tokens": 320}
