@@ -52,7 +52,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "optimizer": {"on the card": {}, "moved": {"rollout": {"offload_optimizer": True}}},
     "loss": {
         "grpo": {"algorithm": {"name": "grpo"}},
-        "kl, credit": {"algorithm": {"name": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01, "credit": "top_visual"}},
+        "kl": {"algorithm": {"name": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01}},
         "luspo, hadw": {"algorithm": {"name": "luspo", "hadw": {"enabled": True}}},
     },
     "batch": {
