@@ -26,7 +26,7 @@ from typing import Literal
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
-from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, WordSets
+from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, StyledSets
 from vlm_rl.errors import UserError
 from vlm_rl.toy.counting_task import respond
 from vlm_rl.toy.drawn_pictures import (
@@ -96,7 +96,7 @@ def make_picture_sets(out: Path, *, seed: int = 0, counts: PictureCounts = Pictu
 
 def make_styled_sets(
     out: Path, *, seed: int = 0, traces: int = NUM_TRACES, train: int = NUM_TRAIN, heldout: int = NUM_HELDOUT
-) -> WordSets:
+) -> StyledSets:
     """Make sets of drawn pictures below the folder `out`, with traces in the four styles; those that exist are kept.
 
     Args:
@@ -104,7 +104,7 @@ def make_styled_sets(
         seed: of the pictures and the traces.
         traces, train, heldout: the questions of each set.
     """
-    sets = WordSets(out / "traces", out / "train", out / "heldout")
+    sets = StyledSets(out / "traces", out / "train", out / "heldout")
     for folder, count in ((sets.traces, traces), (sets.train, train), (sets.heldout, heldout)):
         if not folder.exists():
             raw, questions = _new(out / "raw" / folder.name), make_questions(count, seed=seed, split=folder.name)

@@ -38,8 +38,8 @@ _KEPT = Options(keep_duplicates=True)  # different problems may have the same su
 
 
 @dataclass(frozen=True, slots=True)
-class WordSets:
-    """Prepared sets of word problems."""
+class StyledSets:
+    """Prepared sets: traces in several styles, problems for reinforcement, and held-out ones."""
 
     traces: Path
     train: Path
@@ -55,7 +55,7 @@ def make_word_sets(
     traces: int = NUM_TRACES,
     train: int = NUM_TRAIN,
     heldout: int = NUM_HELDOUT,
-) -> WordSets:
+) -> StyledSets:
     """Make the sets below the folder `out`; those that exist are kept.
 
     Args:
@@ -65,7 +65,7 @@ def make_word_sets(
         shares: style -> its share of the traces.
         traces, train, heldout: the problems of each set.
     """
-    sets = WordSets(out / "traces", out / "train", out / "heldout")
+    sets = StyledSets(out / "traces", out / "train", out / "heldout")
     for folder, count in ((sets.traces, traces), (sets.train, train), (sets.heldout, heldout)):
         if folder.exists():
             continue

@@ -70,7 +70,7 @@ def test_it_takes_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_its_configurations_are_valid(tmp_path: Path) -> None:
     """At the size that is shipped, and whatever the algorithm."""
-    sets, sizes = real_quickstart.WordSets(tmp_path / "a", tmp_path / "b", tmp_path / "c"), RealSizes()
+    sets, sizes = real_quickstart.StyledSets(tmp_path / "a", tmp_path / "b", tmp_path / "c"), RealSizes()
     cold = real_quickstart.sft_config(sets, tmp_path, tmp_path / "cold", seed=1, sizes=sizes)
     assert cold.train.steps * cold.train.mini_batch_prompts <= sizes.traces  # no trace is learned twice
     for algorithm in ("grpo", "luspo"):

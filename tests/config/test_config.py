@@ -336,7 +336,10 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (["rollout.vllm.logprobs_mode=raw_logprobs"], ["vllm.logprobs_mode", "decided by the learner's needs"]),
         (
             ["rollout.vllm.speculative_config={method: eagle, model: x}"],
-            ["vllm.speculative_config is {'method': 'eagle', 'model': 'x'}", "no checksum covers the weights"],
+            [
+                "vllm.speculative_config is {'method': 'eagle', 'model': 'x'}",
+                "no checksum covers the weights of a draft model",
+            ],
         ),
         (
             ["rollout.vllm.speculative_config={method: ngram}", "rollout.top_k=8", "rollout.sampler=vllm"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy_runs import Runner
-from vlm_rl.data_prep.word_sets import WordSets, make_word_sets
+from vlm_rl.data_prep.word_sets import StyledSets, make_word_sets
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.toy.smollm import READER, WHEEL, make_smollm
 
@@ -33,13 +33,15 @@ def smollm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def words(tmp_path_factory: pytest.TempPathFactory) -> WordSets:
+def words(tmp_path_factory: pytest.TempPathFactory) -> StyledSets:
     """Return prepared sets of word problems."""
     return make_word_sets(tmp_path_factory.mktemp("words"), traces=64, train=16, heldout=4)
 
 
 @pytest.fixture(scope="session")
-def started(smollm: Path, words: WordSets, runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def started(
+    smollm: Path, words: StyledSets, runner: Runner, tmp_path_factory: pytest.TempPathFactory
+) -> RunDirectory:
     """Return a run of `vlm-rl sft` whose model has learned the form of a response."""
     out = tmp_path_factory.mktemp("sft") / "run"
     config = tmp_path_factory.mktemp("configs") / "sft.yaml"

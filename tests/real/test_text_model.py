@@ -17,7 +17,7 @@ from tests.helpers.groups import WeighedGroup, load_reference, padded_logps
 from tests.helpers.toy_runs import Runner, assert_equal_runs, metrics_of, rollouts_of
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.word_sets import WordSets
+from vlm_rl.data_prep.word_sets import StyledSets
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.adapters import load_merged
 from vlm_rl.run.directory import RunDirectory
@@ -42,7 +42,7 @@ def test_the_doctor_finds_nothing(smollm: Path, runner: Runner) -> None:
     assert "vllm holds the synced weights" in " ".join(page.split())
 
 
-def test_packed_rows_equal_the_unmodified_model(smollm: Path, words: WordSets) -> None:
+def test_packed_rows_equal_the_unmodified_model(smollm: Path, words: StyledSets) -> None:
     """Two prompts with four real responses each in one row, against each response in a padded row."""
     builder, reference = PromptBuilder(smollm, template=TEMPLATES["think_answer"]), load_reference(smollm)
     problems = load_set(words.traces)[:4]
@@ -77,7 +77,7 @@ def test_sft_learns_and_what_it_writes_opens(started: RunDirectory, smollm: Path
     assert not torch.equal(model.lm_head.weight, base.lm_head.weight)
 
 
-def test_adapters_are_trained_and_merged(smollm: Path, words: WordSets, runner: Runner, tmp_path: Path) -> None:
+def test_adapters_are_trained_and_merged(smollm: Path, words: StyledSets, runner: Runner, tmp_path: Path) -> None:
     config = tmp_path / "lora.yaml"
     config.write_text(
         f"""
@@ -113,7 +113,7 @@ class TestReinforcement:
 
     @pytest.fixture(scope="class")
     def run(
-        self, started: RunDirectory, words: WordSets, runner: Runner, tmp_path_factory: pytest.TempPathFactory
+        self, started: RunDirectory, words: StyledSets, runner: Runner, tmp_path_factory: pytest.TempPathFactory
     ) -> RunDirectory:
         folder = tmp_path_factory.mktemp("runs")
         ((_, model),) = started.checkpoints()
@@ -136,7 +136,7 @@ log: {{samples_every: 0}}
         return RunDirectory(folder / "run")
 
     def test_responses_have_the_log_probs_of_the_unmodified_model(
-        self, run: RunDirectory, started: RunDirectory, words: WordSets
+        self, run: RunDirectory, started: RunDirectory, words: StyledSets
     ) -> None:
         """Those of step 1, which were drawn with the weights that the run began with."""
         ((_, model),) = started.checkpoints()
@@ -171,7 +171,7 @@ log: {{samples_every: 0}}
         assert_equal_runs(run, whole)
 
     def test_a_checkpoint_is_evaluated(
-        self, run: RunDirectory, words: WordSets, runner: Runner, tmp_path: Path
+        self, run: RunDirectory, words: StyledSets, runner: Runner, tmp_path: Path
     ) -> None:
         _, model = run.checkpoints()[-1]
         words_of_eval = ("--model", model, "--data", words.heldout, "--out", tmp_path / "eval", "--max-tokens", 48)

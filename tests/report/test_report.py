@@ -603,7 +603,10 @@ def test_what_says_that_it_looks_is_compared_with_the_rest(tmp_path):
         (["It is 3.", " Let me", " check.", " Yes."], [0.0, 0.2, 0.4, 0.2]),
         ([" Wait,", "\n It is 3."], [0.5, 0.1]),
     )
-    rows = [RolloutRow(**{**row, "tokens": tokens, "visual_dependence": s}) for tokens, s in looks]
+    rows = [
+        RolloutRow(**{**row, "prompt_id": f"p{n}", "tokens": tokens, "visual_dependence": s})
+        for n, (tokens, s) in enumerate(looks)
+    ]
     run.write_rollouts(1, 1, rows)
     page = write_report([run], tmp_path / "page.html").read_text()
     (line,) = re.findall(r"<tr>(?=<td[^>]*>looks again).*?</tr>", page)

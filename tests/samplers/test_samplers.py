@@ -341,6 +341,46 @@ def test_frequencies_follow_the_distribution(
     assert ((observed - wanted) ** 2 / wanted).sum() < freedom + 3.1 * np.sqrt(2 * freedom) + 10
 
 
+@pytest.mark.slow
+def test_draft_tokens_change_no_draw_and_no_log_prob(
+    sharp_model: Path, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    """Each token has a place in the distribution of its position, spread over its own share: uniform in [0, 1).
+
+    Pearson's chi-square over 40 bins, whose 99.9 % point is 72.1.
+    """
+    import numba  # noqa: F401  # in whose presence vLLM's CPU worker by itself does not start
+
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    sampler = start("vllm", sharp_model, builder, speculative_config=drafts)
+    at_once: list[int] = []
+    scheduler: Any = cast(Any, sampler)._llm.llm_engine.engine_core.engine_core.scheduler
+    update = scheduler.update_from_output
+
+    def counted(scheduled: Any, sampled: Any) -> Any:
+        at_once.extend(len(ids) for ids in sampled.sampled_token_ids)
+        return update(scheduled, sampled)
+
+    scheduler.update_from_output = counted
+    request = SampleRequest(prompts, SamplingParams(temperature=0.7, max_tokens=30, responses=24), seed=1, step=1)
+    drawn = sampler.generate(request)
+    assert same(sampler.generate(request), drawn)
+    sampler.close()
+    assert sum(count > 1 for count in at_once) > 20, "few drafts were right: this test shows little"
+    rng, places = np.random.default_rng(0), []
+    for prompt, rollout in pairs(prompts, drawn):
+        expected = expected_logprobs(model, builder, prompt, rollout, 0.7)
+        np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4)
+        logits = plain_logits(model, prompt, rollout) / 0.7
+        logits[:, list(builder.banned_ids)] = -float("inf")
+        shares = logits.double().softmax(1).numpy()
+        below = [of_place[:token].sum() for of_place, token in zip(shares, rollout.ids, strict=True)]
+        places.append(below + rng.random(len(expected)) * np.exp(expected))
+    counts = np.histogram(np.concatenate(places), 40, (0, 1))[0]
+    wanted = counts.sum() / 40
+    assert counts.sum() > 1000 and ((counts - wanted) ** 2 / wanted).sum() < 72.1
+
+
 def test_stop_reasons(sampler: Sampler, builder: PromptBuilder, prompts: list[Prompt]) -> None:
     params = SamplingParams(temperature=1.5, max_tokens=80, responses=16)
     rollouts = [r for group in sampler.generate(SampleRequest(prompts, params, seed=0, step=0)) for r in group]

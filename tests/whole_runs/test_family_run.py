@@ -114,7 +114,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", todays(["gemma3_text", "qwen3_moe"], days=3))
+@pytest.mark.parametrize("model_type", todays(["gemma3_text", "qwen3_moe"], days=2))
 def test_a_run_of_a_text_model(model_type: str, toys: Toys, sums: Path, family_model: Callable[[str], Path]) -> None:
     """Windows, and experts whose routing is replayed."""
     model = family_model(model_type)

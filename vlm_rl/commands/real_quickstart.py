@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config, SftConfig, parse_config, parse_tree
-from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, WordSets, make_word_sets
+from vlm_rl.data_prep.word_sets import NUM_HELDOUT, NUM_TRACES, NUM_TRAIN, StyledSets, make_word_sets
 from vlm_rl.devices import has_gpu
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.report.run_report import write_report
@@ -143,7 +143,7 @@ def real_quickstart(
     _summarize(run, seconds=time.monotonic() - begun)
 
 
-def sft_config(sets: WordSets, model: Path, out: Path, *, seed: int, sizes: RealSizes) -> SftConfig:
+def sft_config(sets: StyledSets, model: Path, out: Path, *, seed: int, sizes: RealSizes) -> SftConfig:
     """Return the configuration of the cold start."""
     return parse_tree(
         SftConfig,
@@ -167,7 +167,7 @@ def sft_config(sets: WordSets, model: Path, out: Path, *, seed: int, sizes: Real
 
 
 def rl_config(
-    sets: WordSets, model: Path, out: Path, *, seed: int, sampler: str, algorithm: str, sizes: RealSizes
+    sets: StyledSets, model: Path, out: Path, *, seed: int, sampler: str, algorithm: str, sizes: RealSizes
 ) -> Config:
     """Return the configuration of the reinforcement."""
     return parse_config(

@@ -64,12 +64,12 @@ def owned(block: str, options: Mapping[str, Any], owners: Mapping[str, str]) -> 
 def vllm_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each key of rollout.vllm that may not be set, or not to this."""
     yield from owned("vllm", options, VLLM)
-    guesses = options.get("speculative_config")
-    if guesses is not None and (not isinstance(guesses, dict) or guesses.get("method") != "ngram"):
+    speculative = options.get("speculative_config")
+    if speculative is not None and (not isinstance(speculative, dict) or speculative.get("method") != "ngram"):
         yield (
-            f"vllm.speculative_config is {guesses!r}: tokens may be guessed from those before them alone, as in "
-            "{method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}; no checksum covers the weights of a "
-            "model that guesses"
+            f"vllm.speculative_config is {speculative!r}: draft tokens may come from n-grams alone, since no "
+            "checksum covers the weights of a draft model: set {method: ngram, num_speculative_tokens: 4, "
+            "prompt_lookup_max: 4}, or leave it out"
         )
     share = options.get("gpu_memory_utilization", 1)
     if not isinstance(share, int | float) or not 0 < share <= 1:

@@ -235,7 +235,7 @@ class RolloutConfig(ConfigSection):
     docs/models.md. Experimental on GPUs."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
-    is not compiled, unless enforce_eager is false. speculative_config may guess tokens by n-grams, which changes no
+    is not compiled, unless enforce_eager is false. speculative_config may draft tokens by n-grams, which changes no
     distribution (docs/performance.md); experimental on GPUs."""
 
     @property
@@ -301,14 +301,15 @@ class RolloutConfig(ConfigSection):
             )
         if self.replay_routing and self.sampler == "server":
             yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
-        if "speculative_config" in self.vllm:
-            for key, value in {"top_k": self.top_k, "replay_routing": self.replay_routing}.items():
-                if value:
-                    yield f"vllm.speculative_config is set, and {key} is {value}: vLLM returns neither for guesses"
+        if self.vllm.get("speculative_config") is not None:
+            begin = "vllm.speculative_config is set, and"
+            for key in ("top_k", "replay_routing"):
+                if value := getattr(self, key):
+                    yield f"{begin} {key} is {value}, which was not tried with draft tokens: leave one of them out"
             if self.sampler == "server":
                 yield (
-                    "vllm.speculative_config is set, and sampler is server: vLLM bans no tokens of single requests "
-                    "where tokens are guessed; leave it out, or use sampler=vllm"
+                    f"{begin} sampler is server: servers ban tokens by a logit bias, which vLLM does not take beside "
+                    "draft tokens; leave it out, or set sampler to vllm"
                 )
         if isinstance(self.servers, list):
             yield from (

@@ -375,14 +375,15 @@ def _steps(row: ForeignRow) -> None:
     if passes is None:
         return
     name, number = passes
-    most, rows = row.number("max_samples"), row.rows
-    if most is not None and rows is not None:
-        rows = min(rows, int(most[1]))
-    if rows is None:
-        prompts = row.out.value("rollout.prompts_per_step", 128)
+    prompts, most = row.out.value("rollout.prompts_per_step", 128), row.given.get("max_samples")
+    if row.rows is None:
         row.leave(name, f"train.steps is {shown(number)} x rows / {prompts}; with --data it is computed")
+        if most is not None:
+            row.leave("max_samples", "these are the rows of a pass, where the data has more")
+    elif most is None:
+        row.put(max(1, math.ceil(number * row.rows / prompts)), name=name)
     else:
-        row.put(max(1, math.ceil(number * rows / row.out.value("rollout.prompts_per_step", 128))), name=name)
+        row.put(max(1, math.ceil(number * min(row.rows, most) / prompts)))  # of both settings
 
 
 def _warmup(row: ForeignRow) -> None:

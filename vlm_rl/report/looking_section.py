@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vlm_rl.grading.moves import MOVES
 from vlm_rl.report.charts.frame import BAD, GOOD
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.figures import card
 from vlm_rl.report.html import PageSection, macros
-from vlm_rl.report.looks import ColoredResponse, color_response, looks_in_move
+from vlm_rl.report.looks import ColoredResponse, color_response, looks_by_move
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.vega import embed
 from vlm_rl.stats import estimate
@@ -77,21 +76,27 @@ def _by_place(run: RunCurves) -> list[Series]:
 
 
 def _by_what_is_said(run: RunCurves, suffix: str) -> list[list[str]]:
-    """Return a row for each move: S_t of the statements that make it, and of the same responses' other tokens."""
-    rows = []
+    """Return a row for each move: S_t of the statements that make it, and of the same responses' other tokens.
+
+    The interval is over the problems.
+    """
+    looks: list[dict[str, tuple[float, float]]] = []
+    problems: list[str] = []
     for step in run.run.rollout_steps()[-_MOST_STEPS:]:
         table = run.run.rollouts(step, _COLUMNS)
-        if "visual_dependence" in table.column_names:
-            rows += [row for row in table.to_pylist() if row["visual_dependence"]]
+        rows = table.to_pylist() if "visual_dependence" in table.column_names else []
+        seeing = [row for row in rows if row["visual_dependence"]]
+        looks += [looks_by_move(row) for row in seeing]
+        problems += [row["prompt_id"] for row in seeing]
     lines = []
-    for move in MOVES:
-        if not (found := [looks for row in rows if (looks := looks_in_move(row, move))]):
+    for move, words in _SAYS.items():
+        if not (found := [each for each, look in enumerate(looks) if move in look]):
             continue
-        inside, outside = np.array(found).T
-        change = estimate(inside - outside)
+        inside, outside = np.array([looks[each][move] for each in found]).T
+        change = estimate(inside - outside, clusters=[problems[each] for each in found])
         interval = f" ({change.low:+.3f} to {change.high:+.3f})" if change.has_interval else ""
         means = f"{inside.mean():.3f}", f"{outside.mean():.3f}", f"{change.mean:+.3f}{interval}"
-        lines.append([f"{_SAYS[move]}{suffix}", str(len(found)), *means])
+        lines.append([f"{words}{suffix}", str(len(found)), *means])
     return lines
 
 

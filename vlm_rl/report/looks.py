@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.grading.moves import moves_of
+from vlm_rl.grading.moves import MOVES, moves_of
 from vlm_rl.report.html import macros
 
 _PARTS = macros("vlm_rl.report", "parts.html")
@@ -59,21 +59,26 @@ def color_response(row: Mapping[str, Any], title: str = "") -> ColoredResponse:
     )
 
 
-def looks_in_move(row: Mapping[str, Any], move: str) -> tuple[float, float] | None:
-    """Return mean S_t of the tokens in statements that make a move, and of the response's other tokens.
+def looks_by_move(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return move -> mean S_t of the tokens in statements that make it, and of the response's other tokens.
+
+    Moves of which all tokens or none are in such statements are left out. A token belongs where it begins, its spaces
+    aside.
 
     Args:
         row: a rollout row that has `tokens` and `visual_dependence`.
-        move: one of grading.moves.MOVES.
-
-    Returns None where all tokens or none are in such statements. A token belongs where it begins, its spaces aside.
     """
     tokens: list[str] = row["tokens"]
     ends = np.cumsum([len(token) for token in tokens])
-    begins = np.array([end - len(token.lstrip()) for end, token in zip(ends.tolist(), tokens, strict=True)])
-    is_in = np.zeros(len(tokens), dtype=bool)
-    for mark in moves_of("".join(tokens)):
-        if mark.kind == move:
-            is_in |= (begins >= mark.start) & (begins < mark.end)
+    begins = ends - [len(token.lstrip()) for token in tokens]
+    marks = moves_of("".join(tokens))
     values = np.array(row["visual_dependence"], dtype=np.float64)
-    return None if is_in.all() or not is_in.any() else (float(values[is_in].mean()), float(values[~is_in].mean()))
+    found = {}
+    for move in MOVES:
+        is_in = np.zeros(len(tokens), dtype=bool)
+        for mark in marks:
+            if mark.kind == move:
+                is_in |= (begins >= mark.start) & (begins < mark.end)
+        if is_in.any() and not is_in.all():
+            found[move] = float(values[is_in].mean()), float(values[~is_in].mean())
+    return found

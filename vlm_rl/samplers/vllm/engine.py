@@ -45,7 +45,7 @@ from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
 from vlm_rl.samplers.vllm.lean_steps import (
     ResponseLog,
     ban,
-    give_guesses_their_temperature,
+    repeat_settings_for_drafts,
     sample_leanly_on_cpu,
     spare_full_blocks,
 )
@@ -156,17 +156,17 @@ class VllmSampler:
         self._adapter, self._loaded = adapter, None
         self._as_published = as_published(model_path)
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
-        self._guesses = settings.get("speculative_config") is not None
+        self._is_speculative = settings.get("speculative_config") is not None
         self._log = self._lean_steps()
         self._buffers = self._on_each_rank(worker_buffers)
 
     def _lean_steps(self) -> ResponseLog:
-        """Put our parts into the engine's steps; with guesses, those that know steps of several tokens."""
+        """Put our parts into the engine's steps; with drafts, those that know steps of several tokens."""
         scheduler: Any = self._llm.llm_engine.engine_core.engine_core.scheduler
         self._llm.collective_rpc(ban, kwargs={"ids": list(self._builder.banned_ids)})
         if self._on_cpu:
-            self._llm.collective_rpc(give_guesses_their_temperature if self._guesses else sample_leanly_on_cpu)
-        if not self._guesses:
+            self._llm.collective_rpc(repeat_settings_for_drafts if self._is_speculative else sample_leanly_on_cpu)
+        if not self._is_speculative:
             spare_full_blocks(scheduler.kv_cache_manager)
         return ResponseLog(scheduler)
 

@@ -154,10 +154,10 @@ def sample_leanly_on_cpu(worker: Any) -> None:
     sampler.topk_topp_sampler.forward = forward
 
 
-def give_guesses_their_temperature(worker: Any) -> None:
-    """Let a CPU's engine judge guessed tokens at their request's temperature, top_k and top_p.
+def repeat_settings_for_drafts(worker: Any) -> None:
+    """Let a CPU's engine judge draft tokens at their request's temperature, top_k and top_p.
 
-    vLLM 0.32 repeats these for each guessed token in a kernel that, on a CPU, writes them into a copy of its output
+    vLLM 0.32 repeats these for each draft token in a kernel that, on a CPU, writes them into a copy of its output
     and drops the copy. The logits are then divided by what was in memory, so that tokens of probability 0 are drawn.
     """
     from vllm.v1.sample import rejection_sampler

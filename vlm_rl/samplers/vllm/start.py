@@ -118,8 +118,8 @@ def _memory_left_alone() -> Iterator[None]:
 def _llvmlite_left_alone() -> Iterator[None]:
     """Hide numba's compiler while vLLM's CPU worker looks for its kernels in every module of this process.
 
-    It reads the `__dict__` of whatever a module holds. That of llvmlite's library is one of its functions, and the
-    start of an engine ends, whoever imported numba: vLLM does, where it guesses tokens.
+    vLLM reads the `__dict__` of whatever a module holds. llvmlite's library answers with one of its functions, and
+    the engine does not start. Numba is there once an engine has drafted by n-grams, or a user has imported it.
     """
     from vllm.triton_utils import dispatcher
 
