@@ -43,6 +43,26 @@ from vlm_rl.types import Problem
 
 HERE = Path(__file__).parent
 STEPS = 3  # of which the first warms up
+SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "ZeRO 3": ("train.zero_stage=3",),
+    "optimizer on the host": ("rollout.offload_optimizer=true",),
+    "adapters": ("model.lora.rank=8",),
+    "adapters in the engine": ("model.lora.rank=8", "model.lora.sync=adapter"),
+    "Liger, fused head": ("model.layer_patches=liger", "model.fused_head=true"),
+    "lean layers, MLPs recomputed": ("model.layer_patches=true", "model.gradient_checkpointing=mlp"),
+    "inputs of layers on the host": ("model.gradient_checkpointing=true", "model.offload_activations=true"),
+    "recomputation by plan": ("model.gradient_checkpointing=auto",),
+    "padded rows": ("model.rows=padded",),
+    "old log-probs of the engine": ("train.old_logprobs=sampler",),
+    "groups carried over": ("rollout.carry_over=0.5",),
+    "saved in the background": ("checkpoint.async_save=true",),
+    "top_p and top_k": ("rollout.top_p=0.9", "rollout.top_k=20"),
+    "teacher": ("algorithm.distillation.teacher={model}",),
+    "credit by sight": ("algorithm.credit=visual", "algorithm.perception_coef=0.01"),
+}
+"""Keys of a run that take paths of their own on a card; {model} is the model's folder."""
+SWITCHES_SECONDS = 200
 CHECKPOINT = 65e9  # bytes of a 3B with AdamW, and some more
 Measured = dict[str, float]
 
@@ -159,6 +179,38 @@ def step(at: Setting, size: str, *overrides: str) -> Measured:
     }
 
 
+def switches(at: Setting) -> Measured:
+    """Train the tiny model for four steps with each of SWITCHES, side by side; on a CPU with the first two alone."""
+    model = build_model(at.work / "model", "tiny")
+    data = build_set(at.work / "set", problems=4, side=56, words=4)
+    tree = step_config(Setting("cpu", at.work), model, data, at.work / "run")
+    tree["train"]["lr"] = 1e-4  # an engine with the weights of the step before would be seen
+    (at.work / "switches.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    running: dict[str, tuple[RunDirectory, subprocess.Popen[bytes]]] = {}
+    for name, keys in SWITCHES.items() if at.on_card else list(SWITCHES.items())[:2]:
+        run = RunDirectory(at.work / re.sub(r"\W+", "_", name))
+        words = [sys.executable, "-m", "vlm_rl", "train", at.work / "switches.yaml", f"out={run.path}"]
+        with (at.work / f"{run.path.name}.txt").open("wb") as log:
+            keys = tuple(key.format(model=model) for key in keys)
+            running[name] = run, subprocess.Popen([*words, *keys], stdout=log, stderr=subprocess.STDOUT)
+    until = time.monotonic() + SWITCHES_SECONDS
+    gaps, failed = [], 0
+    print("| run | steps | gap of log-probs a token | |\n|---|---|---|---|")
+    for name, (run, process) in running.items():
+        try:
+            code = process.wait(max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        records = run.metrics() if (run.path / "metrics.jsonl").exists() else []
+        gap = max((record.get("rollout/logprob_gap", 0.0) for record in records), default=float("nan"))
+        last = "" if code == 0 else (at.work / f"{run.path.name}.txt").read_text(errors="replace").strip()[-300:]
+        print(f"| {name} | {len(records)} | {gap:.2g} | {' '.join(last.split()) or 'ended well'} |", flush=True)
+        failed += code != 0
+        gaps.append(gap)
+    return {"runs that failed": failed, "gap of log-probs a token": max(gaps)}
+
+
 def learner(at: Setting, size: str) -> Measured:
     """Measure a step of the learner alone, with AdamW and checkpointing, and keep its longest kernels."""
     shape = ("--size", at.size(size), "--rounds", "3", "--checkpointing")
@@ -203,6 +255,7 @@ def versus_trl(at: Setting) -> Measured:
 PARTS: Mapping[str, Callable[[Setting], Measured]] = {
     "doctor": doctor,
     "quickstart": quickstart,
+    "switches": switches,
     "check-3b": lambda at: check(at, "3b"),
     "learner-3b": lambda at: learner(at, "3b"),
     "step-3b": lambda at: step(at, "3b"),

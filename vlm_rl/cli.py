@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["VLM_RL_OUTPUT"] = output  # read by run/terminal.py, and before libraries are imported
     try:
         options.command(options)
+        _leave_ranks()
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
     except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
         _discard_output()
@@ -76,6 +77,14 @@ def _refuse_hub_kernels() -> None:
     """
     os.environ["USE_HUB_KERNELS"] = "NO"  # for processes that this one starts
     sys.modules["kernels"] = None  # pyright: ignore[reportArgumentType]
+
+
+def _leave_ranks() -> None:
+    """Leave the ranks that a command joined. A command without ranks loads no torch for this."""
+    if "torch" in sys.modules:
+        from vlm_rl.distributed import leave_ranks
+
+        leave_ranks()
 
 
 def _discard_output() -> None:

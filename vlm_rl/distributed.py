@@ -40,6 +40,12 @@ def init_ranks() -> torch.device:
     return device
 
 
+def leave_ranks() -> None:
+    """Leave the process group, if there is one, all ranks together. NCCL warns of a process that ends inside it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def rank() -> int:
     """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0

@@ -10,15 +10,17 @@ import subprocess
 import sys
 from collections import Counter
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.samplers.vllm.options import compile_cache, engine_environment, start_note
-from vlm_rl.samplers.vllm.start import PHASES, folders_left_out_of_the_key, phases_told
+from vlm_rl.samplers.vllm.start import PHASES, bars_hidden, folders_left_out_of_the_key, phases_told
 
 ROOTS = [
     ({}, ".cache/vllm"),
@@ -96,6 +98,18 @@ def test_phases_are_told_and_the_log_shows_no_more_than_before(capfd: pytest.Cap
     assert told == ["vLLM compiles the model, up to a minute the first time"]
     shown = "".join(capfd.readouterr())
     assert "a fault" in shown and "torch.compile" not in shown and "something else" not in shown
+
+
+@pytest.mark.parametrize("output", ["", "verbose"])
+def test_bars_of_vllm_are_shown_where_its_log_is(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    """Its second model runner draws one for the CUDA graphs, whatever it is told."""
+    monkeypatch.setenv("VLM_RL_OUTPUT", output)
+    shown = StringIO()
+    with bars_hidden():
+        assert list(tqdm(range(3), file=shown)) == [0, 1, 2]
+    assert bool(shown.getvalue()) == (output == "verbose")
+    list(tqdm(range(3), file=shown, desc="afterwards"))
+    assert "afterwards" in shown.getvalue()
 
 
 # --- what it keeps -------------------------------------------------------------------------------

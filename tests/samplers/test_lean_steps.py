@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
 pytest.importorskip("vllm")
+from vllm.v1.outputs import SamplingMaskLists
+
 from vlm_rl.samplers.vllm.engine import VllmSampler, _request
 from vlm_rl.samplers.vllm.options import sampling_options
 
@@ -166,6 +169,31 @@ def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
     for group, of_prompt in zip(bits(groups), rounded(expected[0]), strict=True):
         for (ids, logprobs), (all_ids, all_logprobs) in zip(group, of_prompt, strict=True):
             assert ids == all_ids[: len(ids)] and logprobs == all_logprobs[: len(ids)]
+
+
+@pytest.mark.slow
+def test_a_response_brings_what_truncation_left_of_each_token(sampler: VllmSampler, prompts: list[Prompt]) -> None:
+    """A GPU's model runner tells it with each step's tokens. Here a token comes with one to three ids from it on."""
+    log, scheduler = sampler._log, sampler._llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+    update = log._update
+
+    def left(token: int) -> list[int]:
+        return list(range(token, token + 1 + token % 3))
+
+    def told(scheduled: Any, sampled: Any) -> Any:
+        by_row = [left(token) for (token,) in sampled.sampled_token_ids]
+        offsets = np.cumsum([0, *map(len, by_row)])
+        return update(scheduled, replace(sampled, sampling_masks=SamplingMaskLists(np.concatenate(by_row), offsets)))
+
+    log._update, scheduler.return_sampling_mask = told, True
+    try:
+        groups = sampler.generate(asked(prompts))
+    finally:
+        log._update, scheduler.return_sampling_mask = update, False
+    for rollout in (rollout for group in groups for rollout in group):
+        assert rollout.kept is not None
+        assert rollout.kept.ids.tolist() == [other for token in rollout.ids for other in left(int(token))]
+        assert rollout.kept.counts.tolist() == [len(left(int(token))) for token in rollout.ids]
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm.engine import _request
 from vlm_rl.samplers.vllm.options import cache_bytes
 from vlm_rl.samplers.vllm.start import threads_kept
+from vlm_rl.samplers.vllm.worker import sleep_beside_others
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
@@ -690,6 +691,27 @@ def test_weights_arrive_before_the_key_value_cache_takes_its_memory(sampler: Sam
     assert executor.sleeping_tags == {"weights", "kv_cache"}
     sampler.load_weights(weights(), version=0)
     assert asleep == [{"kv_cache"}] and not executor.is_sleeping
+
+
+@pytest.mark.parametrize("running", ["vllm"], indirect=True)
+def test_an_engine_falls_asleep_while_another_process_takes_memory_of_its_card(
+    sampler: Sampler, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's worker then ends in an assertion, once it has released everything. Other faults stay what they are."""
+    llm: Any = sampler._llm
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+
+    def sleep(level: int) -> None:
+        assert level == 0, "Memory usage increased after sleeping." if level == 2 else "a fault"
+
+    monkeypatch.setattr(executor.driver_worker, "sleep", sleep)
+    llm.collective_rpc(sleep_beside_others)
+    sampler.sleep()
+    assert executor.is_sleeping
+    with pytest.raises(AssertionError, match="a fault"):
+        executor.driver_worker.sleep(level=1)
+    sampler.load_weights(model.named_parameters(), version=0)
+    assert not executor.is_sleeping
 
 
 def test_an_image_is_known_by_its_pixels_and_size(prompts: list[Prompt]) -> None:

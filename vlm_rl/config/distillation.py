@@ -16,8 +16,7 @@ class DistillationConfig(ConfigSection):
     """On-policy distillation: a teacher scores the responses of the policy; see docs/algorithms/distillation.md."""
 
     teacher: str | None = None
-    """The folder of the teacher, a frozen model with the tokenizer of model.path; null: there is none. Experimental
-    on GPUs."""
+    """The folder of the teacher, a frozen model with the tokenizer of model.path; null: there is none."""
     servers: list[str] = []
     """Addresses of servers of the teacher, which `vlm-rl serve` starts from a configuration whose model.path is the
     teacher's folder, with the token of rollout.server_token. They score in its place; the folder is then read for its

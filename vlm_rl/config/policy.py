@@ -44,8 +44,7 @@ class LoraConfig(ConfigSection):
     Experimental on GPUs."""
     sync: Literal["merged", "adapter"] = "merged"
     """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
-    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model.
-    adapter is experimental on GPUs."""
+    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
 
     def rank_of(self, part: ModelPart) -> int:
         """Return the rank of the adapters in a part of the model."""
@@ -99,26 +98,25 @@ class ModelConfig(ConfigSection):
     gradient_checkpointing: Checkpointing = False
     """Keep only the inputs of the layers and recompute the rest in the backward pass. mlp recomputes the MLPs alone,
     most of a layer's memory for less of its time. auto recomputes no more than must be for the plan to fit on the
-    card: nothing, the MLPs, or all; `--dry-run --gpu-memory GB` and the run say which. mlp and auto are experimental
-    on GPUs."""
+    card: nothing, the MLPs, or all; `--dry-run --gpu-memory GB` and the run say which. auto is experimental on
+    GPUs."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway. Experimental on GPUs."""
     rows: RowFormat = "auto"
     """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
     the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
     transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
-    response. padded is experimental on GPUs."""
+    response."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. auto: true on a CPU; on a GPU the tower's attention alone. liger: norms,
     gated MLPs and rotary positions by Liger's kernels in place of ours, on a GPU with liger-kernel installed; a model
-    that they do not compute exactly is refused. true and liger are experimental on GPUs."""
+    that they do not compute exactly is refused."""
     fused_head: bool = False
     """Compute log-probs, entropies and their gradient by Triton kernels that keep no copy of the logits: the same
-    numbers in fewer passes. Needs a GPU. Experimental on GPUs."""
+    numbers in fewer passes. Needs a GPU."""
     lora: LoraConfig | None = None
-    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md.
-    Experimental on GPUs."""
+    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
 
     def conflicts(self) -> Iterator[str]:
         if self.lora is not None and (both := sorted(self.lora.parts & {*self.freeze})):

@@ -208,14 +208,14 @@ class RolloutConfig(ConfigSection):
     of them. The learner's log-probs are then over what was kept. Needs a top_k."""
     top_k: NonNegativeInt = 0
     """Draw from so many most likely tokens; 0: from all. It bounds the ids that are kept of each token. Needs sampler
-    transformers, or vllm on a GPU, where it has not been run. See docs/algorithms.md."""
+    transformers, or vllm on a GPU, where it is experimental. See docs/algorithms.md."""
     max_gap: PositiveFloat | None = None
     """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
     null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     carry_over: float | None = Field(default=None, gt=0, lt=1)
     """Share of the groups in progress that a step waits for: it trains on these, always prompts_per_step, and the
     next step draws the others on. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
-    for every response. See docs/performance.md. Experimental on GPUs."""
+    for every response. See docs/performance.md."""
     ahead: NonNegativeInt = 0
     """k: servers draw the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
     sampler: server. 0: on policy. See docs/scaling.md. Experimental on GPUs."""
@@ -229,7 +229,7 @@ class RolloutConfig(ConfigSection):
     vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md. Experimental on GPUs."""
     offload_optimizer: bool = False
     """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
-    larger share of the card. Needs ZeRO 2 or 3. Experimental on GPUs."""
+    larger share of the card. Needs ZeRO 2 or 3."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md. Experimental on GPUs."""
@@ -371,8 +371,8 @@ class TrainConfig(ConfigSection):
     old_logprobs: Literal["learner", "sampler"] = "learner"
     """The old log-probs of the ratio. learner: the learner's at the weights that sampled, those of the first
     mini-batch from its own forward pass. sampler: the engine's, which saves a pass over the other mini-batches and
-    puts the engine's noise into the ratio; the gap is then measured on the first mini-batch. See docs/algorithms.md.
-    sampler is experimental on GPUs."""
+    puts the engine's noise into the ratio; the gap is then measured on the first mini-batch. See
+    docs/algorithms.md."""
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     start_from: str | None = None
@@ -427,8 +427,7 @@ class CheckpointConfig(ConfigSection):
     keep_every: NonNegativeInt = 0
     """Also keep each step that is a multiple of this, permanently; 0 keeps none."""
     async_save: bool = False
-    """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory.
-    Experimental on GPUs."""
+    """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory."""
 
 
 class TrackersConfig(ConfigSection):

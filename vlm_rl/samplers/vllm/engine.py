@@ -60,11 +60,12 @@ from vlm_rl.samplers.vllm.start import compiler_kept, starting
 from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
+    sleep_beside_others,
     worker_buffers,
     worker_checksums,
 )
 from vlm_rl.samplers.watch import SamplingWatch
-from vlm_rl.types import KeptIds, NamedTensors, Prompt, Rollout
+from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
     import vllm
@@ -132,7 +133,7 @@ class VllmSampler:
                     "rollout.top_k with rollout.sampler=vllm: vLLM tells which ids it kept only from its second "
                     "model runner, which CPUs do not have; use rollout.sampler=transformers, or a GPU"
                 )
-            settings["return_sampling_mask"] = True  # not run: written against vLLM 0.32's sources
+            settings["return_sampling_mask"] = True
         if returns_routing:
             settings["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -164,6 +165,7 @@ class VllmSampler:
         """Put our parts into the engine's steps; with drafts, those that know steps of several tokens."""
         scheduler: Any = self._llm.llm_engine.engine_core.engine_core.scheduler
         self._llm.collective_rpc(ban, kwargs={"ids": list(self._builder.banned_ids)})
+        self._llm.collective_rpc(sleep_beside_others)
         if self._on_cpu:
             self._llm.collective_rpc(repeat_settings_for_drafts if self._is_speculative else sample_leanly_on_cpu)
         if not self._is_speculative:
@@ -299,9 +301,7 @@ class VllmSampler:
                     if output.finished:
                         number = int(output.request_id)
                         (whole,) = output.outputs
-                        mask = whole.sampling_mask if self._returns_kept else None
-                        kept = None if mask is None else KeptIds.of(mask.token_ids)
-                        yield self._taken(number, names[number], experts=whole.routed_experts, kept=kept)
+                        yield self._taken(number, names[number], experts=whole.routed_experts)
             for number, name in enumerate(names):
                 if name in engine.output_processor.request_states:
                     yield self._taken(number, name)
@@ -310,8 +310,8 @@ class VllmSampler:
             self._log.clear()
 
     def _taken(self, number: int, name: str, **more: Any) -> tuple[int, np.ndarray, np.ndarray, dict[str, Any]]:
-        ids, logprobs, num_cached = self._log.take(name)
-        return number, ids, logprobs, {**more, "num_cached": num_cached}
+        ids, logprobs, also = self._log.take(name)
+        return number, ids, logprobs, more | also
 
     def stream(self, request: SampleRequest) -> Iterator[int]:
         """See Sampler.stream. Closing the iterator aborts the request."""

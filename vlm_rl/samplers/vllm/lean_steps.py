@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm_rl.types import KeptIds
+
 _AHEAD = 64  # seeds of a response that are drawn at a time
 _SEED_BOUND = 1 << 31  # vLLM's
 
@@ -25,6 +27,7 @@ _SEED_BOUND = 1 << 31  # vLLM's
 class _KeptResponse:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    left: list[np.ndarray] = field(default_factory=list)  # what truncation left to draw each token from
     num_cached: int = 0  # tokens before it whose keys and values were there
 
 
@@ -47,10 +50,11 @@ class ResponseLog:
         """Keep what the request of this name samples. It must ask for the log-probs of its own tokens alone."""
         self._kept[name] = _KeptResponse()
 
-    def take(self, name: str) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return a response's ids so far, their log-probs and the cached tokens before it, and forget them."""
+    def take(self, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return a response's ids so far, their log-probs, and what else a Rollout takes of it; forget them."""
         kept = self._kept.pop(name)
-        return np.array(kept.ids, dtype=np.int64), np.array(kept.logprobs, dtype=np.float64), kept.num_cached
+        more = {"num_cached": kept.num_cached, "kept": KeptIds.of(kept.left) if kept.left else None}
+        return np.array(kept.ids, dtype=np.int64), np.array(kept.logprobs, dtype=np.float64), more
 
     def clear(self) -> None:
         """Forget what was not taken."""
@@ -77,6 +81,8 @@ class ResponseLog:
                     first = row if firsts is None else firsts[row]
                     kept.ids.extend(ids)
                     kept.logprobs.extend(logprobs[first : first + len(ids)])
+                    if output.new_sampling_mask is not None:
+                        kept.left.extend(map(np.array, output.new_sampling_mask.to_nested_list()))
                     self.num_tokens += len(ids)
                     self.longest = max(self.longest, len(kept.ids))
                 if output.finish_reason is not None or output.routed_experts is not None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -42,6 +43,7 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
         _own_shared_memory(),
         folders_left_out_of_the_key(),
         phases_told(phase),
+        bars_hidden(),
     ):
         yield
 
@@ -101,6 +103,24 @@ def phases_told(phase: Callable[[str], Any]) -> Iterator[None]:
         for name, logger in loggers.items():
             logger.setLevel(levels[name])
             logger.removeHandler(handler)
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Hide vLLM's progress bars, a line for each CUDA graph, unless what it says is shown too.
+
+    No option of vLLM's does so in its second model runner. `phase` says what it is doing.
+    """
+    import tqdm
+
+    bar: Any = tqdm.tqdm
+    init = bar.__init__
+    if os.environ.get("VLM_RL_OUTPUT") != "verbose":
+        bar.__init__ = partialmethod(init, disable=True)
+    try:
+        yield
+    finally:
+        bar.__init__ = init
 
 
 @contextmanager
