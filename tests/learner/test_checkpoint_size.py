@@ -180,4 +180,12 @@ def test_milestones_that_may_be_moved_away_are_a_warning(room: Callable[..., Dis
     assert ten.lines()[1].startswith("warning: 10.0 GB are needed")
     assert ten.lines()[1].endswith("or raise checkpoint.keep_every")
     assert room(10, "checkpoint.keep_every=20").lines()[1:] == []
-    assert room(2.9, "checkpoint.keep_every=20").lines()[1].startswith("does not fit: ")
+    assert room(2.9, "checkpoint.keep_every=20").lines()[1].startswith("does not fit on the disk of ")
+
+
+def test_a_refusal_says_that_the_checkpoints_which_stay_are_not_counted(room: Callable[..., DiskRoom]) -> None:
+    """Of ten saves: two of the last and the one being written, without five milestones and the best one."""
+    reason = room(2.9, "checkpoint.keep_every=40", "eval.every=20").refusal()
+    assert reason is not None and ": even without milestones and the best one, 3 checkpoints at a time take" in reason
+    reason = room(2.9, "eval.every=20").refusal()
+    assert reason is not None and ": even without the best one, 3 checkpoints at a time take" in reason

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,8 +334,15 @@ def shown(path: Path, *overrides: str, card: Card | None = None) -> str:
     return " ".join(page.getvalue().replace("│", " ").split())
 
 
-def test_the_verdict_and_the_hours_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+def with_free_disk(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=gigabytes * 10**9))
+
+
+def test_the_verdict_and_the_hours_come_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The hours grow with the steps; where nothing is assumed about a machine, nothing is said."""
+    with_free_disk(monkeypatch, 10_000)
     arguments = ["train", str(LUSPO_7B), "--dry-run", "--ranks", "8", "--gpu-memory", "80"]
 
     def printed(*overrides: str) -> list[str]:
@@ -350,6 +358,19 @@ def test_the_verdict_and_the_hours_come_first(capsys: pytest.CaptureFixture[str]
         hours.append(float(duration.split()[1].replace(",", "")))
     assert hours[1] == pytest.approx(10 * hours[0], rel=0.06)  # they are printed to a tenth of an hour
     assert not any("give or take" in line for line in printed("rollout.carry_over=0.75"))
+
+
+def test_the_first_line_is_about_the_disk_where_checkpoints_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = plan_of(LUSPO_7B).disk_room
+    for free, begin in ((room.most, "fits on a card"), (room.most - 1, "warning: "), (1, "does not fit on the disk")):
+        with_free_disk(monkeypatch, free * room.size // 10**9 + 1)
+        assert cli.main(["train", str(LUSPO_7B), "--dry-run", "--ranks", "8", "--gpu-memory", "80"]) == 0
+        first, *rest = capsys.readouterr().out.splitlines()
+        assert first.startswith(begin)
+        assert first.endswith(" at most, fit on the disk") == (begin == "fits on a card")
+        assert [line for line in rest if line.startswith("checkpoints: ")] and rest[-1].startswith("DeepSpeed")
 
 
 def test_frozen_vision_and_sgd_need_less() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,7 +184,8 @@ def test_each_remedy_saves_memory_where_it_goes_with_the_run(name: str) -> None:
     assert not [name for name, m in going.items() if m.update >= before.update and m.rollout >= before.rollout]
 
 
-def test_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**13))
     assert main(["train", str(RECIPE), "--dry-run", "--ranks", "8", "--gpu-memory", "80"]) == 0
     assert capsys.readouterr().out.startswith("fits on a card with 80 GB: of 74.5 GiB")
     assert main(["train", str(RECIPE), "--dry-run", "--gpu-memory", "0"]) == 2

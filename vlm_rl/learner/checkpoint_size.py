@@ -138,25 +138,32 @@ class DiskRoom:
             return None
         fewer = ", lower checkpoint.keep_last" if more > 1 and self.least > 2 else ""
         count = "a checkpoint takes" if more == 1 else f"{more} checkpoints at a time take"
+        permanent = ["milestones"] if self.keep.keep_every else []
+        permanent += ["the best one"] if self.has_best else []
+        if permanent and self.most > self.least:
+            count = f"even without {' and '.join(permanent)}, {count}"
         return (
             f"{self.out}: {count} {size_text(more * self.size)}, and {size_text(self.free)} are free: a save of this "
             f"run would be refused: free some space{fewer}, or set out to a folder on a larger disk"
         )
 
-    def lines(self) -> list[str]:
-        """Return `line`, and what to do where there may be too little room."""
+    def fault(self) -> str | None:
+        """Return a line about checkpoints that do not fit, or will not once all are kept; None where all fit."""
         more = self.most - self.there
         if self.free >= more * self.size:
-            return [self.line()]
+            return None
         if (reason := self.refusal()) is not None:
-            return [self.line(), f"does not fit: {reason}"]
+            return f"does not fit on the disk of {reason}"
         rarer = ", or raise checkpoint.keep_every" if self.keep.keep_every else ""
-        return [
-            self.line(),
+        return (
             f"warning: {size_text(more * self.size)} are needed in {self.out} until the run ends, and "
             f"{size_text(self.free)} are free: a save that does not fit will be refused and end the run: free some "
-            f"space, move old checkpoints away in time{rarer}",
-        ]
+            f"space, move old checkpoints away in time{rarer}"
+        )
+
+    def lines(self) -> list[str]:
+        """Return `line`, and `fault` where there is one."""
+        return [self.line(), *filter(None, [self.fault()])]
 
 
 def disk_room(config: Config | SftConfig, policy: Policy, *, on_gpu: bool) -> DiskRoom:

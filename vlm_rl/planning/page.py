@@ -14,6 +14,7 @@ from vlm_rl.planning.dry_run import DryRun
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, Card, Fit, engine_share, fits, gib
 from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens, side_by_side
 from vlm_rl.planning.remedies import MayChange, any_key, fitting_ranks, fitting_remedies, is_resumable
+from vlm_rl.run.checkpoint import size_text
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30
@@ -28,7 +29,7 @@ RECOMPUTED = {  # by model.gradient_checkpointing
 def print_dry_run(
     plan: DryRun, *, card: Card | None = None, resumes: bool = False, hours: str = "", shows_deepspeed: bool = False
 ) -> None:
-    """Print whether the plan fits and how long the run takes, then the plan as tables.
+    """Print whether the plan fits, on the disk too, and how long the run takes, then the plan as tables.
 
     Args:
         plan: what is printed.
@@ -37,10 +38,14 @@ def print_dry_run(
         hours: a line about the duration; "" where nothing is known.
         shows_deepspeed: whether the DeepSpeed block follows, as JSON.
     """
-    console, samples = make_console(), plan.samples
+    console, samples, room = make_console(), plan.samples, plan.disk_room
+    if (fault := room.fault()) is not None:
+        console.print(fault, soft_wrap=True)
     fit = fits(plan, card) if card is not None else None
     if fit is not None:
-        console.print(verdict(fit, is_resumable if resumes else any_key), soft_wrap=True)
+        disk = f"; its checkpoints, {size_text(room.most * room.size)} at most, fit on the disk"
+        said = verdict(fit, is_resumable if resumes else any_key)
+        console.print(said + disk * (fit.ok and fault is None), soft_wrap=True)
     elif plan.is_on_gpu:
         console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if hours:
@@ -74,8 +79,7 @@ def print_dry_run(
         f"optimizer  {per_step}{plan.updates_per_step * t.steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {warmup} warm-up, {t.schedule})"
     )
-    for line in plan.disk_room.lines():
-        console.print(line, soft_wrap=True)
+    console.print(room.line(), soft_wrap=True)
     if shows_deepspeed:
         console.print("DeepSpeed block:")
         console.print(json.dumps(plan.deepspeed, indent=2))
