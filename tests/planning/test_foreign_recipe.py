@@ -303,12 +303,39 @@ def test_a_file_of_theirs_given_to_train_is_answered_by_a_table(
     path.write_text(EASYR1)
     assert cli.main(["train", str(path), "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "keys of another trainer, EasyR1 by their names" in said and f"vlm-rl init --from {path}" in said
+    assert "keys of another trainer, EasyR1 by their names" in said.splitlines()[0]
+    assert said.splitlines()[-1] == f"to convert it: vlm-rl init --from {path}"
+    assert all(line.startswith("  ") for line in said.splitlines()[1:-1]), "nothing but the table between them"
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("  ")}
     assert rows["worker.rollout.n"] == "rollout.responses_per_prompt"
     assert rows["worker.rollout.val_override_config.temperature"] == "eval.temperature"
     assert rows["worker.actor.optim.lr_warmup_ratio"] == "train.warmup_rollout_steps"
     assert rows["trainer.brand_new"] == "not known"  # although its parent is known to nobody
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer"),
+    [
+        ("actor_rollout_ref: {rollout: {n: '${oc.env:N}'}}\n", "verl"),
+        ("worker: {actor: {global_batch_size: 16}}\ntrainer: {save_checkpoint_path: '${out}'}\n", "EasyR1"),
+        (f"{TRL}output_dir: ${{OUT}}\n", "TRL"),
+        (
+            "actor: {model_name_or_path: m, adam: {lr: 1e-6}}\n"
+            "rollout: {n_samples_per_prompt: 8, max_new_tokens: 9}\n"
+            "algo: {advantage: {estimator: group_norm}}\nckpt: {output_dir: '${oc.env:OUT}'}\n",
+            "OpenRLHF",
+        ),
+    ],
+)
+def test_an_interpolation_in_a_file_of_theirs_leads_to_its_conversion(
+    text: str, trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(text)
+    assert cli.main(["train", str(path), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"vlm-rl: {path} is a file of {trainer}, by its keys; to convert it: vlm-rl init --from {path}\n"
+    assert read_foreign(path).trainer == trainer
 
 
 def test_a_slip_in_a_name_of_theirs_leads_to_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,3 +346,8 @@ def test_a_slip_in_a_name_of_theirs_leads_to_ours(tmp_path: Path, capsys: pytest
     path.write_text("out: runs/x\nmodel: {path: m}\ndata: {train: [d]}\ntrain: {max_completion_lenght: 5}\n")
     assert cli.main(["train", str(path), "--dry-run"]) == 2
     assert "is rollout.max_tokens here" in capsys.readouterr().err
+    path.write_text("out: runs/x\nmodel: {path: m}\ndata: {train: [d]}\nactor: {ppo_mini_batch_siz: 3}\n")
+    assert cli.main(["train", str(path), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown key actor.ppo_mini_batch_siz: did you mean 'ppo_mini_batch_size'?" in said
+    assert "is train.mini_batch_prompts here" in said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
@@ -14,6 +14,8 @@ import yaml
 
 FILE = Path(__file__).parents[1] / "assets" / "foreign_names.yaml"
 TRAINERS = ("EasyR1", "verl", "TRL", "OpenRLHF", "ms-swift")
+WHOLE_FILE = 5  # settings of another trainer that make a file its own, and are answered by one table
+_MARKS = {"worker": "EasyR1", "actor_rollout_ref": "verl", "rlhf_type": "ms-swift"}  # keys at the top of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ def translate(key: str, value: Any = None) -> Iterator[str]:
         known = {inner: [*translate(inner)] for inner in keys}
         if any(known.values()):
             for inner, sentences in known.items():
-                yield from sentences or [f"{inner} is no name that is known here"]
+                meant = nearest(inner, ())
+                yield from sentences or [f"{inner}: {meant}" if meant else f"{inner} is no name that is known here"]
         return
     for setting in _fitting(key):
         trainers = [trainer for trainer, names in setting.names.items() if any(_is(name, key) for name in names)]
@@ -66,6 +69,26 @@ def _fitting(key: str, trainers: Collection[str] = TRAINERS) -> list[Setting]:
     ]
     longest = max(lengths)
     return [setting for setting, length in zip(settings(), lengths, strict=True) if length == longest > 0]
+
+
+def trainer_of(tree: Mapping[str, Any]) -> str | None:
+    """Return the trainer whose file a tree of settings is; None for ours, also with a few settings of another's."""
+    for mark, trainer in _MARKS.items():
+        if isinstance(tree.get(mark), Mapping if mark != "rlhf_type" else str):
+            return trainer
+    paths = [path for path in _paths_in(tree) if any(translate(path))]
+    return _trainer_by_names(paths) if len(paths) >= WHOLE_FILE else None
+
+
+def _trainer_by_names(paths: Sequence[str]) -> str:
+    """Return the trainer that knows most of these keys."""
+    return max(TRAINERS, key=lambda name: sum(bool(_fitting(path, [name])) for path in paths))
+
+
+def inner_hints(key: str, section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the question which setting of another trainer was meant, for each key of a section that is near one."""
+    hints = {path: nearest(path, ()) for path in _paths_in(section, f"{key}.")}
+    return {path: hint for path, hint in hints.items() if hint}
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
@@ -92,14 +115,14 @@ def theirs_as_table(keys: Mapping[str, Any]) -> list[str]:
         for key, value in keys.items()
     }
     paths = [*chain(*inside.values())]
-    counts = {name: sum(bool(_fitting(path, [name])) for path in paths) for name in TRAINERS}
-    trainer = max(counts, key=lambda name: counts[name])
+    trainer = _trainer_by_names(paths)
     width = max(map(len, paths))
     lines = []
     for path in paths:
         fits = _fitting(path, [trainer]) or _fitting(path)
         ours = "; ".join(setting.ours or f"no key: {setting.note}" for setting in fits)
-        lines.append(f"  {path:{width}}  {ours or 'not known'}")
+        meant = nearest(path, ()).partition("?")[0]
+        lines.append(f"  {path:{width}}  {ours or (f'not known; {meant}?' if meant else 'not known')}")
     return [f"{len(paths)} keys of another trainer, {trainer} by their names, and what they are here:", *lines]
 
 

@@ -179,7 +179,8 @@ each value came from. Whatever has no counterpart is listed with the reason, on 
 recipe. A script is read, never run.
 
 What their settings are called here. The same table is behind the message for an unknown key: `rollout.n=8` is
-answered with `rollout.responses_per_prompt`. A whole file of theirs is answered with the table of its keys.
+answered with `rollout.responses_per_prompt`. A whole file of theirs is answered with the table of its keys and, last,
+the command that converts it.
 
 This page is made from `vlm_rl/assets/foreign_names.yaml`: `python -m vlm_rl.config.key_reference docs`.
 """

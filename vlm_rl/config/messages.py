@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vlm_rl.config.foreign_names import nearest, theirs_as_table, translate
+from vlm_rl.config.foreign_names import WHOLE_FILE, inner_hints, nearest, theirs_as_table, trainer_of, translate
 from vlm_rl.errors import near
-
-_TABLE_FROM = 5  # keys of another trainer that are a table, and no longer a line each
 
 
 def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
@@ -31,9 +31,10 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
         if theirs := list(translate(path, detail["input"])):
             return [f"{where}: unknown key: {line}" for line in theirs]
         known = _known_keys(kind, detail["loc"][:-1])
-        hint = nearest(path, known) or near(
-            str(detail["loc"][-1]), known, otherwise=f"known keys: {', '.join(sorted(known))}"
-        )
+        hint = nearest(path, known) or near(str(detail["loc"][-1]), known, otherwise="")
+        if not hint and isinstance(detail["input"], dict) and (inside := inner_hints(path, detail["input"])):
+            return [f"{where}: unknown key {inner}: {hint}" for inner, hint in inside.items()]
+        hint = hint or f"known keys: {', '.join(sorted(known))}"
         return [f"{where}: unknown key {path}: {hint}"]
     if detail["type"] == "missing":
         return [f"{where}: {path} is missing; add it, because it has no default"]
@@ -43,22 +44,31 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
 def explain_all(where: str, details: Sequence[Any], kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
     """Return the lines that explain all errors of a tree; many keys of another trainer become one table.
 
+    Of a whole file of another trainer the table is all, and the last line says how to convert it: whatever else is
+    wrong with it as a file of ours, its user has nothing to correct.
+
     The arguments are those of `explain`.
     """
     details = [*_without_unions(details)]
-    foreign = {
-        path: detail["input"]
-        for detail in details
-        if detail["type"] == "extra_forbidden" and any(translate(path := _path_of(detail), detail["input"]))
-    }
+    unknown = {_path_of(detail): detail["input"] for detail in details if detail["type"] == "extra_forbidden"}
+    foreign = {path: value for path, value in unknown.items() if any(translate(path, value))}
+    lacks_ours = any(detail["type"] == "missing" for detail in details)
+    theirs = {path: value for path, value in unknown.items() if place_of(path, where, overrides) == where}
+    if lacks_ours and Path(where).is_file() and trainer_of(theirs) is not None:
+        table = theirs_as_table(theirs)
+        return [f"{where}: {table[0]}", *table[1:], converting(Path(where))]
     lines = [line for detail in details for line in explain(where, detail, kind, overrides)]
-    if len([line for line in lines if ": unknown key: " in line]) < _TABLE_FROM:
+    if len([line for line in lines if ": unknown key: " in line]) < WHOLE_FILE:
         return lines
-    rest = [detail for detail in details if _path_of(detail) not in foreign]
     table = theirs_as_table(foreign)
-    head = f"{where}: {table[0]}"
-    advice = f"vlm-rl init --from {where} writes a recipe with their values"
-    return [head, *table[1:], advice, *(line for detail in rest for line in explain(where, detail, kind, overrides))]
+    rest = [detail for detail in details if _path_of(detail) not in foreign]
+    others = [line for detail in rest for line in explain(where, detail, kind, overrides)]
+    return [*others, f"{where}: {table[0]}", *table[1:]]
+
+
+def converting(path: Path) -> str:
+    """Return the line that says how a file of another trainer becomes a recipe."""
+    return f"to convert it: vlm-rl init --from {shlex.quote(str(path))}"
 
 
 def _without_unions(details: Iterable[Any]) -> Iterator[Any]:

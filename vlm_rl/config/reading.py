@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from vlm_rl.config.base import ConfigSection
-from vlm_rl.config.messages import conflict_lines, explain_all, place_of
+from vlm_rl.config.foreign_names import trainer_of
+from vlm_rl.config.messages import conflict_lines, converting, explain_all, place_of
 from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.config.training import Config
@@ -158,6 +159,8 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read as YAML: it is nested too deep") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    if any("${" in value for _, value in _strings(plain)) and (trainer := trainer_of(plain)) is not None:
+        raise UserError(f"{path} is a file of {trainer}, by its keys; {converting(path)}")
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
     return plain
 

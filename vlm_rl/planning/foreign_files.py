@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from vlm_rl.config import leaves
+from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -77,15 +78,11 @@ def _read_yaml(path: Path) -> ForeignFile:
         )
     flat = {str(key): value for key, value in leaves(tree)}
     unread = {key: None for key, value in flat.items() if isinstance(value, str) and "${" in value}
-    if "worker" in tree:
-        trainer = "EasyR1"
-    elif "actor_rollout_ref" in tree:
-        trainer = "verl"
-    elif "rlhf_type" in tree or (_SWIFT_KEYS & {*tree} and "model" in tree and not isinstance(tree["model"], dict)):
+    if _SWIFT_KEYS & {*tree} and "model" in tree and not isinstance(tree["model"], dict):
         trainer = "ms-swift"
     elif _TRL_KEYS & {*tree}:
         trainer = "TRL"
-    else:
+    elif (trainer := trainer_of(tree)) is None:
         raise UserError(
             f"--from {path} looks like none of the files that are known: EasyR1 has a section worker, verl "
             "actor_rollout_ref, TRL keys such as num_generations, ms-swift rlhf_type; OpenRLHF is started by a script"
