@@ -98,6 +98,13 @@ def test_the_farewell_evaluates_the_best(tmp_path: Path) -> None:
     assert f"vlm-rl eval --model {run.path}/best --data data/held-out" in said
 
 
+def test_the_farewell_of_a_run_that_gained_nothing_proposes_no_evaluation(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {0: HIGH, 10: LOW, 20: HALF}, saved=(10, 20))
+    said = next_commands(run.path, ["data/held-out"], best=run.best())
+    assert "vlm-rl eval" not in said and f"vlm-rl report {run.path}" in said
+    assert "no evaluated step is more accurate than the model that the run began with" in said.splitlines()[-1]
+
+
 def test_an_evaluation_that_falls_beyond_its_interval_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {0: LOW, 10: HIGH, 20: HALF})
     line = evaluation_fell(run.evals("held-out"))

@@ -92,19 +92,27 @@ def next_commands(out: str | Path, evaluated: Sequence[str], *, best: Best | Non
     Args:
         out: the run directory.
         evaluated: the sets that it was evaluated on.
-        best: its best checkpoint, which is then the one to evaluate.
+        best: its best checkpoint, which is then the one to evaluate. Where none is better than the model that the run
+            began with, another evaluation would say no more, and none is proposed.
     """
     run = shlex.quote(str(out))
+    lines = [] if best is None else [best.sentence()]
+    lines += [
+        f"the run is in {run}; next:",
+        f"  vlm-rl report {run} --out {shlex.quote(str(Path(out) / 'report.html'))}",
+        f"  vlm-rl demo {run}",
+    ]
+    if best is not None and best.step == 0 and best.last_step > 0:
+        lines.append(
+            "no evaluated step is more accurate than the model that the run began with: the report shows whether the "
+            "reward rose meanwhile, and what became of lengths, entropy and gradient norm; a lower train.lr is the "
+            "first key to try"
+        )
+        return "\n".join(lines)
     data = shlex.quote(evaluated[0]) if evaluated else "SET"
     results = shlex.quote(f"{str(out).rstrip('/')}-eval")
     model = shlex.quote(str(Path(out) / "best")) if best is not None and best.checkpoint is not None else run
-    head = "" if best is None else f"{best.sentence()}\n"
-    return (
-        f"{head}the run is in {run}; next:\n"
-        f"  vlm-rl report {run} --out {shlex.quote(str(Path(out) / 'report.html'))}\n"
-        f"  vlm-rl demo {run}\n"
-        f"  vlm-rl eval --model {model} --data {data} --out {results}"
-    )
+    return "\n".join([*lines, f"  vlm-rl eval --model {model} --data {data} --out {results}"])
 
 
 def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1, first_node: str = "FIRST_NODE") -> str:
