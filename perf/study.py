@@ -46,6 +46,7 @@ STUDIES = {
     "long-clips": "A long horizon, equal clips",
     "long-coin": "A long horizon, control: the reward is a coin",
     "ahead": "Steps ahead",
+    "credit": "Credit and the rows of 2026",
 }
 PICTURED = ("rules", "fixed_norm", "coin", "short")
 LONG = ("long", "long-norm", "long-clips", "long-coin")
@@ -73,6 +74,18 @@ AHEAD = {  # of the study of steps ahead: measure -> title
     "train_length": "training length",
     "rollout/logprob_gap": "gap, tokens of age 0",
     "ahead/age_mean": "mean age, steps",
+}
+
+CREDIT = {  # of the study of credit: measure -> title
+    "heldout_accuracy/heldout": "held-out accuracy, %",
+    "train_accuracy": "training accuracy, %",
+    "train_length": "training length",
+}
+LOOKING = {  # metric -> title; all but the first of the runs with a credit alone
+    "grad_norm": "gradient norm",
+    "visual/dependence": "mean S",
+    "visual/dependence/correct": "of right responses",
+    "visual/dependence/wrong": "of wrong ones",
 }
 
 SCHEMA = pa.schema(
@@ -115,9 +128,9 @@ class Study:
         bounds = (0.0, 1.0) if is_share(measure) else (-math.inf, math.inf)
         return estimate(list(self.ends(rule, measure).values()), bounds=bounds)
 
-    def difference(self, rule: str, measure: str) -> Estimate:
+    def difference(self, rule: str, measure: str, *, baseline: str | None = None) -> Estimate:
         """Return the mean of rule minus baseline at the end over the seeds that both have, with its interval."""
-        ours, theirs = self.ends(rule, measure), self.ends(self.rules[0], measure)
+        ours, theirs = self.ends(rule, measure), self.ends(baseline or self.rules[0], measure)
         bounds = (-1.0, 1.0) if is_share(measure) else (-math.inf, math.inf)
         return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs], bounds=bounds)
 
@@ -184,7 +197,8 @@ def page(everything: Mapping[str, Study]) -> str:
         titles = {
             key: title.replace("greedy", "sampled") if name in LONG else title for key, title in COLUMNS.items()
         }
-        found = steps_ahead(study) if name == "ahead" else f"{tables(study, titles)}\n\n{inside(study)}"
+        own = {"ahead": steps_ahead, "credit": credit}.get(name)
+        found = f"{tables(study, titles)}\n\n{inside(study)}" if own is None else own(study)
         parts.append(f"### {STUDIES[name]}\n\n{found}\n")
     return "\n".join(parts)
 
@@ -268,6 +282,37 @@ def steps_ahead(study: Study) -> str:
             apart.append([AHEAD[measure], steps, *_apart(estimate(by_seed), measure)])
     head = ["all algorithms, minus `ahead: 0`", "ahead", "difference", "95 % interval", "detectable"]
     return f"{_markdown(['rule', *AHEAD.values()], rows)}\n\n{_markdown(head, apart)}"
+
+
+def credit(study: Study) -> str:
+    """Return every rule's values at the end, what was to be judged, then gradient norms and mean S."""
+    final = [
+        [f"`{rule}`", *(_final(study.final(rule, measure), measure) for measure in CREDIT)] for rule in study.rules
+    ]
+    pairs = [*((rule, study.rules[0]) for rule in study.rules[1:]), ("luspo+top_visual", "luspo")]
+    apart = [
+        [title, f"`{rule}`, minus `{base}`", *_apart(study.difference(rule, measure, baseline=base), measure)]
+        for measure, title in CREDIT.items()
+        for rule, base in pairs
+    ]
+    looking = [
+        [f"`{rule}`", *(_mean_ends([run for run in study.runs if run.rule == rule], metric) for metric in LOOKING)]
+        for rule in study.rules
+    ]
+    return "\n\n".join(
+        [
+            _markdown(["rule", *CREDIT.values()], final),
+            _markdown(["measure", "rule", "difference", "95 % interval", "detectable"], apart),
+            _markdown(["rule, first → last tenth of the steps", *LOOKING.values()], looking),
+        ]
+    )
+
+
+def _mean_ends(runs: Sequence[Run], metric: str) -> str:
+    if not all(metric in run.first for run in runs):
+        return ""
+    first, last = (statistics.fmean(getattr(run, when)[metric] for run in runs) for when in ("first", "last"))
+    return f"{first:.2f} → {last:.2f}"
 
 
 def _end(values: list[float], measure: str) -> str:

@@ -147,6 +147,10 @@ def _update_section(results: StudyResults) -> PageSection:
             for sign in ("positive", "negative")
         ),
     ]
+    if any("visual/dependence" in run.curves for run in results.runs):
+        figures.append(
+            _figure(results, "visual/dependence", "How much a blank image changes a token", y_title="mean S")
+        )
     caption = (
         "These curves show whether the policy changes steadily, still explores, and which responses drive "
         "the update. Gradient mass: the share of the summed |token weight × advantage|; if every response counted "

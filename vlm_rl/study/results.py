@@ -38,6 +38,9 @@ _LOGGED = (
     "length/sign_gap",
     "length_pull/total",
     "rollout/logprob_gap",
+    "visual/dependence",
+    "visual/dependence/correct",
+    "visual/dependence/wrong",
     "ahead/age_mean",
     "step_time",
 )
