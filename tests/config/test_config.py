@@ -354,6 +354,10 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (["train.deepspeed.zero_optimization.reduce_bucket_size=big"], ["reduce_bucket_size is 'big'", "or auto"]),
         (["rollout.vllm.max_model_len=9"], ["decided by data.max_prompt_tokens and rollout.max_tokens"]),
         (
+            ["rollout.batch_invariant=true", "rollout.sampler=transformers"],
+            ["batch_invariant is true", "sampler is transformers", "set sampler to vllm or server"],
+        ),
+        (
             ["rollout.offload_optimizer=true", "train.zero_stage=1"],
             ["train.zero_stage is 1", "set train.zero_stage=2"],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.vllm.options import check_media_limits, engine_options
+from vlm_rl.samplers.vllm.options import batch_invariance, check_media_limits, engine_options
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -110,3 +111,17 @@ def test_a_limit_below_what_a_problem_has_is_refused_before_the_engine_starts(
         return
     with pytest.raises(UserError, match=f"rollout.vllm.limit_mm_per_prompt lets a prompt have {refused}"):
         check_media_limits({"limit_mm_per_prompt": limits}, problems)
+
+
+def test_batch_invariance_is_set_before_vllm_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM reads the variable while it is imported. A CPU has no such kernels."""
+    with pytest.raises(UserError, match="are a GPU's; set it to false"):
+        batch_invariance(on_cpu=True)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    assert batch_invariance(on_cpu=False) == {"VLLM_BATCH_INVARIANT": "1"}
+    monkeypatch.setitem(sys.modules, "vllm", sys)
+    with pytest.raises(UserError, match="start a new process, with VLLM_BATCH_INVARIANT=1"):
+        batch_invariance(on_cpu=False)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert batch_invariance(on_cpu=False)

@@ -84,7 +84,11 @@ def test_a_small_model_is_served_eagerly_on_a_gpu(config: Config, monkeypatch: p
     monkeypatch.setattr("vlm_rl.samplers.remote.serve.default_device", lambda: torch.device("cuda"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/data/vllm")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    rollout = config.rollout.model_copy(update={"batch_invariant": True})
+    config = config.model_copy(update={"rollout": rollout})
     _, flags, environment = server_options(config, host="127.0.0.1", port=1)
+    assert environment["VLLM_BATCH_INVARIANT"] == "1"
     assert "--enforce-eager" in flags and "--kv-cache-memory-bytes" in flags
     assert environment["TRITON_CACHE_DIR"] == "/data/vllm/triton_cache"
     assert not any("CPU" in name for name in environment)

@@ -33,6 +33,7 @@ GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is compu
     "algorithm.distillation.offload",
 )
 ENGINE_KEYS = (  # by what responses are drawn: others than without the change, of the same distribution
+    "rollout.batch_invariant",
     "rollout.batch_size",
     "rollout.sampler",
     "rollout.tensor_parallel",
@@ -230,6 +231,10 @@ class RolloutConfig(ConfigSection):
     offload_optimizer: bool = False
     """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
     larger share of the card. Needs ZeRO 2 or 3."""
+    batch_invariant: bool = False
+    """Let vLLM compute a response the same whatever is drawn beside it, by slower kernels (VLLM_BATCH_INVARIANT). In
+    the learner's process these also take the place of torch's softmax, mean and batched products. Needs a GPU, and
+    sampler vllm or server. See docs/reliability.md. Experimental on GPUs."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md. Experimental on GPUs."""
@@ -289,6 +294,11 @@ class RolloutConfig(ConfigSection):
         yield from vllm_conflicts(self.vllm)
         if self.offload_optimizer and self.sampler == "server":
             yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
+        if self.batch_invariant and self.sampler not in ("vllm", "server"):
+            yield (
+                f"batch_invariant is true, and sampler is {self.sampler}: the kernels are vLLM's; set sampler to "
+                "vllm or server"
+            )
         if self.tensor_parallel > 1 and self.sampler not in ("vllm", "server"):
             yield (
                 f"tensor_parallel is {self.tensor_parallel}, and sampler is {self.sampler}: only vLLM divides a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from vlm_rl.config import Config, LoraConfig, TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
-from vlm_rl.devices import model_dtype
+from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.distributed import from_main
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_whole, policy_of
@@ -23,6 +24,7 @@ from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.remote.serve import token_path
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
+from vlm_rl.samplers.vllm.options import batch_invariance
 from vlm_rl.types import Problem
 
 
@@ -114,6 +116,8 @@ def load_sampler(
             is_stopped=is_stopped,
             note=note,
         )
+    if rollout.batch_invariant:
+        os.environ |= batch_invariance(on_cpu=not has_gpu())
     return make_sampler(
         rollout.sampler,
         model_path=str(model_path),

@@ -24,7 +24,13 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
-from vlm_rl.samplers.vllm.options import engine_environment, engine_options, media_limits, start_note
+from vlm_rl.samplers.vllm.options import (
+    batch_invariance,
+    engine_environment,
+    engine_options,
+    media_limits,
+    start_note,
+)
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
@@ -102,6 +108,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
     }
     environment = {
         **{key: os.environ.get(key, value) for key, value in engine_environment(on_cpu=on_cpu).items()},
+        **(batch_invariance(on_cpu=on_cpu) if config.rollout.batch_invariant else {}),
         "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that replace weights, behind our token
         "VLM_RL_SERVER_TOKEN_FILE": str(token_path(config.rollout.server_token)),
     }

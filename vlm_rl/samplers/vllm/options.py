@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -41,6 +42,22 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     # Otherwise torch names a folder under the first compiled model's, and only while it compiles: the next start
     # would look elsewhere, and compile vLLM's own kernels again.
     return variables | {"TRITON_CACHE_DIR": str(compile_cache() / "triton_cache")}
+
+
+def batch_invariance(*, on_cpu: bool) -> dict[str, str]:
+    """Return the variables with which vLLM computes a response the same whatever is drawn beside it.
+
+    Raises UserError on a CPU, and in a process that has imported vLLM without them: it reads them then.
+    """
+    variables = {"VLLM_BATCH_INVARIANT": "1"}
+    if on_cpu:
+        raise UserError("rollout.batch_invariant is true: vLLM's kernels for that are a GPU's; set it to false here")
+    if "vllm" in sys.modules and os.environ.get("VLLM_BATCH_INVARIANT") != "1":
+        raise UserError(
+            "rollout.batch_invariant is true, and this process has imported vLLM without it: start a new process, "
+            "with VLLM_BATCH_INVARIANT=1 in its environment if it imports vLLM before the run"
+        )
+    return variables
 
 
 def compile_cache() -> Path:
