@@ -18,6 +18,7 @@ from vlm_rl.config import Config, HadwConfig, load_config, parse_config, save_co
 from vlm_rl.config.foreign_names import settings
 from vlm_rl.config.key_reference import find_keys, pages
 from vlm_rl.errors import UserError
+from vlm_rl.run.terminal import resume_command
 from vlm_rl.study.plan import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
@@ -567,6 +568,18 @@ def test_interpolation_is_refused_inside_the_verbatim_blocks_too(minimal: Path) 
     assert "train.deepspeed.a[0].b" in message and os.environ.get("HOME", "?") not in message.replace(
         str(minimal), ""
     )
+
+
+def test_paths_of_ones_home_are_written_out(minimal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves ~ in out=~/runs as it is. What is printed later can be pasted: there is nothing to expand."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    minimal.write_text(
+        yaml.safe_dump(tree(model={"path": "$HOME/models/m"}, data={"train": ["~/sets/a", "sets/~/b"]}))
+    )
+    config = load_config(minimal, ["out=~/runs/x"])
+    assert (config.model.path, config.out) == (f"{tmp_path}/models/m", f"{tmp_path}/runs/x")
+    assert config.data.train == [f"{tmp_path}/sets/a", "sets/~/b"]
+    assert resume_command(config.out) == f"vlm-rl train {tmp_path}/runs/x --resume"
 
 
 @pytest.mark.parametrize("url", ["h:80", "http://h", "http://u:p@h:80", "http://h:80/v1", "http://h:80?a=1"])

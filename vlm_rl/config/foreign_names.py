@@ -71,8 +71,10 @@ def _fitting(key: str, trainers: Collection[str] = TRAINERS) -> list[Setting]:
     return [setting for setting, length in zip(settings(), lengths, strict=True) if length == longest > 0]
 
 
-def trainer_of(tree: Mapping[str, Any]) -> str | None:
+def trainer_of(tree: Any) -> str | None:
     """Return the trainer whose file a tree of settings is; None for ours, also with a few settings of another's."""
+    if not isinstance(tree, Mapping):
+        return None
     for mark, trainer in _MARKS.items():
         if isinstance(tree.get(mark), Mapping if mark != "rlhf_type" else str):
             return trainer

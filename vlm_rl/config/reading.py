@@ -135,7 +135,7 @@ def _located(tree: Any, folder: Path) -> Any:
 
 def _settled(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a tree with today's names, and with the text of its template. Raises UserError as load_config does."""
-    raw = _renamed(_tuples(raw), where)
+    raw = _renamed(_tuples(_all_in_home(raw)), where)
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(path := data.get("template"), str) and path.endswith(_YAML):
         raw = {**raw, "data": {**data, "template": read_template(Path(path)).model_dump()}}
@@ -162,7 +162,7 @@ def _open(path: Path) -> Any:
     if any("${" in value for _, value in _strings(plain)) and (trainer := trainer_of(plain)) is not None:
         raise UserError(f"{path} is a file of {trainer}, by its keys; {converting(path)}")
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
-    return plain
+    return _all_in_home(plain)
 
 
 def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
@@ -273,6 +273,24 @@ def _refuse_interpolation(raw: Any, where: str, overrides: Sequence[str] = ()) -
         if "${" in value:
             place = place_of(key, where, overrides)
             raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
+
+
+def in_home(text: str) -> str:
+    """Return a path that begins with ~ or $HOME with that folder's own path, and any other text as it is.
+
+    A shell leaves them as they are in `out=~/runs`, between single quotes and in a file. A printed command may then
+    quote its paths.
+    """
+    head, slash, rest = text.partition("/")
+    return str(Path.home() / rest) if slash and head in ("~", "$HOME", "${HOME}") else text
+
+
+def _all_in_home(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _all_in_home(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(_all_in_home, tree))
+    return in_home(tree) if isinstance(tree, str) else tree
 
 
 def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
