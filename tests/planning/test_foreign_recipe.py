@@ -37,7 +37,7 @@ worker:
     optim: {lr: 1e-6, lr_warmup_ratio: 0.1}
     offload: {offload_optimizer: true, offload_params: true}
   rollout: {n: 5, temperature: 0.9, top_p: 0.99, tensor_parallel_size: 2, val_override_config: {temperature: 0.5}}
-  reward: {score_function: "./score/math.py:compute_score"}
+  reward: {reward_function: "./score/math.py:compute_score"}
 trainer: {total_epochs: 3, logger: [console, wandb], n_gpus_per_node: 8, save_freq: -1, brand_new: 7}
 """
 VERL = """\
@@ -58,6 +58,7 @@ python3 -m verl.trainer.main_ppo \\
 TRL = """\
 model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct
 dataset_name: org/maths
+dataset_train_split: train
 learning_rate: 1.0e-5
 max_steps: 100
 num_generations: 16
@@ -105,8 +106,9 @@ FILES = {
             "data.max_prompt_tokens": 512,
             "rollout.max_tokens": 8192,
             "train.steps": 10,  # two passes over 160 of the 300 rows, 32 a step
+            "algorithm.kl_coef": 0.0,
         },
-        [],
+        ["init_kl_coef, its default: 0.01  (a penalty in the reward"],
     ),
     "launched_trl.sh": (
         LAUNCHED_TRL,
@@ -160,7 +162,7 @@ FILES = {
             "rollout.sampler": "vllm",
             "train.steps": 40,
         },
-        ["kl_loss_coef: 0.01", "HOME: its value is not in the file"],
+        ["kl_loss_coef: 0.01"],
     ),
     "trl.yaml": (
         TRL,
@@ -249,10 +251,53 @@ def test_a_file_of_theirs_is_a_recipe_of_ours(
     told = [there for _, there in conversion.values.values()] + conversion.left + conversion.same
     sources = [str(item) for items in conversion.data.values() for item in items] + [*conversion.columns.values()]
     for key, value in file.settings.items():
-        assert any(key in line for line in told) or str(value) in sources, key
+        assert any(key in line for line in told) or any(str(value) in (item, *item.split("@")) for item in sources), (
+            key
+        )
     capsys.readouterr()
     assert cli.main(["init", "--from", name, "--out", "ours.yaml"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+COMPUTED = """\
+gpus=4
+gpus=$((gpus * 2))
+n=$((gpus * 2))  # responses
+lr=1e-6  # of the paper
+python3 -m verl.trainer.main_ppo data.train_files=~/sets/geo.parquet data.val_files=$HOME/sets/val.parquet \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-3B-Instruct actor_rollout_ref.rollout.n=$n \\
+    actor_rollout_ref.actor.optim.lr=$lr trainer.n_gpus_per_node=$gpus data.train_batch_size=$((gpus * 8)) \\
+    data.max_prompt_length=$LONGEST actor_rollout_ref.actor.clip_ratio=`cat clip` trainer.total_training_steps=9 $MORE
+"""
+
+
+def test_what_a_shell_computes_is_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named with its line, a default does not take its place, and paths of one's home are written out."""
+    monkeypatch.chdir(tmp_path)
+    Path("computed.sh").write_text(COMPUTED)
+    assert cli.main(["init", "--from", "computed.sh"]) == 0
+    printed, recipe = capsys.readouterr().out, Path("computed_vlm_rl.yaml").read_text()
+    for line in (
+        "actor_rollout_ref.rollout.n: $n  (line 3 says n=$((gpus * 2))  # responses), which is not resolved",
+        "trainer.n_gpus_per_node: $gpus  (line 2 says gpus=$((gpus * 2))), which is not resolved",
+        "data.train_batch_size: $((gpus * 8))  (line 7; only a shell can compute it), which is not resolved",
+        "the words $MORE: $MORE  (line 8; the file gives MORE no value), which is not resolved",
+        "data.max_prompt_length: $LONGEST  (line 8; the file gives LONGEST no value), which is not resolved",
+        "actor_rollout_ref.actor.clip_ratio: `cat clip`  (line 8; only a shell can compute it)",
+    ):
+        assert line in printed and line in recipe
+    values = recipe.partition("# Not converted")[0]
+    assert "$" not in values and "clip_low" not in values
+    config = load_config("computed_vlm_rl.yaml", ["rollout.responses_per_prompt=4"])
+    assert (config.train.lr, config.train.steps, config.data.train) == (1e-6, 9, ["data/sets_geo"])
+    commands = printed.partition("next:\n")[2].splitlines()
+    assert commands == [
+        f"  vlm-rl prepare {Path.home()}/sets/geo.parquet --out data/sets_geo",
+        f"  vlm-rl prepare {Path.home()}/sets/val.parquet --out data/sets_val",
+        "  vlm-rl train computed_vlm_rl.yaml --dry-run",
+    ]
 
 
 def test_sets_that_are_not_prepared_get_their_command(

@@ -176,7 +176,7 @@ Values are converted: TRL's and ms-swift's batches from responses to prompts (`-
 where the file does not), warm-ups from shares to steps, frozen towers, offloads, clips. What the other trainer does
 where its file says nothing, such as its clip and betas, is written out, because ours differs. A comment names where
 each value came from. Whatever has no counterpart is listed with the reason, on the screen and at the end of the
-recipe. A script is read, never run.
+recipe. A script is read, never run: what only a shell can compute is listed there too, with its line.
 
 What their settings are called here. The same table is behind the message for an unknown key: `rollout.n=8` is
 answered with `rollout.responses_per_prompt`. A whole file of theirs is answered with the table of its keys and, last,

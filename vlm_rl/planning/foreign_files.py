@@ -4,7 +4,7 @@
     file.trainer, file.settings        # "ms-swift", {"num_generations": 8, "model": "Qwen/Qwen2.5-7B-Instruct", ...}
 
 A script is read, never run: assignments of plain values are put in for its variables, and the words of the command
-that starts the trainer are its settings.
+that starts the trainer are its settings. What a shell would compute, or takes from its environment, is no value here.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from vlm_rl.config import leaves
+from vlm_rl.config import in_home, leaves
 from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
+_COMPUTED = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)?|`[^`]*`?")
+_WORDS = re.compile(r"\$\w+|\$\{[^}]*\}")
+_BLANK = "\N{NO-BREAK SPACE}"  # in place of a blank of these
+_LEFT_TO_THE_SHELL = re.compile(r"\$[\w{(@*]|`")  # in a value: the shell would put something in its place
 _COMMANDS = {  # words of a script -> whose it is
     r"swift\s+rlhf|swift\.cli|megatron\s+rlhf": "ms-swift",
     r"openrlhf\.cli\.train_ppo": "OpenRLHF",
@@ -52,7 +56,7 @@ class ForeignFile:
     path: Path
     trainer: str  # one of foreign_names.TRAINERS
     settings: Mapping[str, Any]  # by dotted key
-    unread: tuple[str, ...] = ()  # what has a value that the file does not hold, such as variables
+    unread: Mapping[str, str] = field(default_factory=dict)  # by key: what has no value in the file, and where
 
 
 def read_foreign(path: Path) -> ForeignFile:
@@ -77,7 +81,7 @@ def _read_yaml(path: Path) -> ForeignFile:
             f"--from {path} is no mapping of settings: give the file that the other trainer was started with"
         )
     flat = {str(key): value for key, value in leaves(tree)}
-    unread = {key: None for key, value in flat.items() if isinstance(value, str) and "${" in value}
+    unread = {key: str(value) for key, value in flat.items() if "${" in str(value)}
     if _SWIFT_KEYS & {*tree} and "model" in tree and not isinstance(tree["model"], dict):
         trainer = "ms-swift"
     elif _TRL_KEYS & {*tree}:
@@ -88,37 +92,64 @@ def _read_yaml(path: Path) -> ForeignFile:
             "actor_rollout_ref, TRL keys such as num_generations, ms-swift rlhf_type; OpenRLHF is started by a script"
         )
     settings = {key: _scalar(value) for key, value in flat.items() if key not in unread}
-    return ForeignFile(path, trainer, settings, tuple(unread))
+    return ForeignFile(path, trainer, settings, unread)
 
 
 def _read_script(path: Path, text: str) -> ForeignFile:
-    known: dict[str, str] = {}
-    unread: dict[str, None] = {}
+    known = {"HOME": str(Path.home())}
     for line in _lines(text):
         command = next((name for pattern, name in _COMMANDS.items() if re.search(pattern, line)), None)
         if command is None:
-            if (match := _ASSIGNMENT.fullmatch(line)) and "$(" not in line:
-                known[match[1]] = _filled(" ".join(shlex.split(match[2])), known, unread)
+            if match := _ASSIGNMENT.fullmatch(line):
+                known.pop(match[1], None)
+                if not _COMPUTED.search(line) and not match[2].startswith("("):
+                    known[match[1]] = _filled(" ".join(shlex.split(match[2], comments=True)), known)
+                elif match[1] in _ENVIRONMENT:
+                    known[match[1]] = match[2]
             continue
-        words = shlex.split(_filled(line, known, unread))
+        whole = _COMPUTED.sub(lambda match: match[0].replace(" ", _BLANK), _filled(line, known))
+        words = [word.replace(_BLANK, " ") for word in shlex.split(whole)]
         begin = next(place for place in range(len(words)) if re.search(_COMMAND, " ".join(words[: place + 1])))
         before = {_LAUNCHERS.get(key, key): value for key, value in _settings_of(words[:begin])}
         outside = {**known, **{key: value for key, value in before.items() if key in _ENVIRONMENT}}
         settings = {key: _scalar(outside[key]) for key in _ENVIRONMENT if key in outside}
         settings |= dict(_settings_of(words[begin + 1 :]))
+        unread = {key: shown for key, value in settings.items() if (shown := _left_to_the_shell(key, value, text))}
+        settings = {key: value for key, value in settings.items() if key not in unread}
         base = settings.pop("config", None)  # EasyR1 reads a YAML file, and the words change it
         if isinstance(base, str) and command == "EasyR1":
             below = next((folder / base for folder in (Path(), *path.parents) if (folder / base).is_file()), None)
             if below is None:
-                unread[f"the file {base}"] = None
+                unread[f"the file {base}"] = "it is not beside the script"
             else:
-                settings = {**_read_yaml(below).settings, **settings}
-        named = tuple(name for name in unread if f"${name}" in line or f"${{{name}" in line or " " in name)
-        return ForeignFile(path, command, settings, named)
+                file = _read_yaml(below)
+                unread |= {key: shown for key, shown in file.unread.items() if key not in settings}
+                settings = {key: value for key, value in {**file.settings, **settings}.items() if key not in unread}
+        return ForeignFile(path, command, settings, unread)
     raise UserError(
         f"--from {path}: no line starts a trainer that is known: swift rlhf, openrlhf.cli.train_ppo_ray, "
         "verl.trainer.main_ppo, verl.trainer.main (EasyR1), trl grpo"
     )
+
+
+def _left_to_the_shell(key: str, value: Any, script: str) -> str:
+    """Return a value that a shell would complete, and the line that says how; "" for any other."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if not _LEFT_TO_THE_SHELL.search(text):
+        return ""
+    lines = [*enumerate(map(str.strip, script.split("\n")), 1)]
+
+    def first(pattern: str) -> int | None:
+        return next((number for number, line in lines if re.search(pattern, line)), None)
+
+    for name in (match[1] for match in _VARIABLE.finditer(text)):
+        assigned = [f"line {number} says {line}" for number, line in lines if re.match(rf"(export\s+)?{name}=", line)]
+        if assigned:
+            return f"{text}  ({assigned[-1]})"
+        if number := first(rf"\$\{{?{name}\b"):
+            return f"{text}  (line {number}; the file gives {name} no value)"
+    number = first(rf"(^|[\s-]){re.escape(key)}\b")
+    return f"{text}  ({f'line {number}; ' if number else ''}only a shell can compute it)"
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -144,13 +175,11 @@ def _is_closed(text: str) -> bool:
     return True
 
 
-def _filled(text: str, known: Mapping[str, str], unread: dict[str, None]) -> str:
+def _filled(text: str, known: Mapping[str, str]) -> str:
     """Return a text with the values of variables in their place; one without a value stays as it is."""
 
     def value(match: re.Match[str]) -> str:
         found = known.get(match[1], match[2])
-        if found is None:
-            unread[match[1]] = None
         return match[0] if found is None else found
 
     return _VARIABLE.sub(value, text)
@@ -158,7 +187,7 @@ def _filled(text: str, known: Mapping[str, str], unread: dict[str, None]) -> str
 
 def _settings_of(words: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a command: --key value, --key (true), key=value, and variables of its environment."""
-    words = [word for word in words if word not in ("$@", "$*", "\\")]
+    words = [word for word in words if word not in ("$@", "$*", "${@}", "\\")]
     words = words[: next((place for place, word in enumerate(words) if word in _ENDS), len(words))]
     place = 0
     while place < len(words):
@@ -167,11 +196,16 @@ def _settings_of(words: list[str]) -> Iterator[tuple[str, Any]]:
             key, equals, value = word[2:].partition("=")
             values = [value] if equals else []
             while not equals and place < len(words) and not re.match(r"--\w", words[place]):
-                values.append(words[place])
+                if values and _WORDS.fullmatch(words[place]):
+                    yield f"the words {words[place]}", words[place]  # more settings, not more values of this one
+                else:
+                    values.append(words[place])
                 place += 1
             yield key, _scalar(values[0] if len(values) == 1 else values or True)
         elif match := re.fullmatch(r"\+*([\w.]+)=(.*)", word, re.DOTALL):
             yield match[1], _scalar(match[2])
+        elif _WORDS.fullmatch(word):
+            yield f"the words {word}", word
 
 
 def _scalar(value: Any) -> Any:
@@ -180,6 +214,8 @@ def _scalar(value: Any) -> Any:
         return [_scalar(item) for item in value]
     if not isinstance(value, str):
         return value
+    if (path := in_home(value)) != value:
+        return path
     try:
         return float(value) if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)", value, re.I) else yaml.safe_load(value)
     except (yaml.YAMLError, ValueError):

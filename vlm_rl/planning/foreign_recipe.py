@@ -54,8 +54,6 @@ def init_from(options: argparse.Namespace) -> None:
     if left:
         print(f"not converted, {len(left)}:")
         print("\n".join(f"  {line}" for line in left))
-    if conversion.same:
-        print(f"no key needed: {'; '.join(conversion.same)}")
     for fault in _faults(recipe):
         print(f"to change before it trains: {fault}")
     print("next:")

@@ -144,9 +144,14 @@ def _lora_targets(row: ForeignRow) -> None:
 
 def _data(kind: str) -> Callable[[ForeignRow], None]:
     def converter(row: ForeignRow) -> None:
-        for value in row.given.values():
+        split = row.given.get("dataset_train_split")
+        named = {name: value for name, value in row.given.items() if name != "dataset_train_split"}
+        if split is not None and not named:
+            row.leave("dataset_train_split", "no dataset_name goes with it")
+        for value in named.values():
             if value is not None:
-                row.out.data.setdefault(kind, []).extend(map(str, value if isinstance(value, list) else [value]))
+                listed = [str(item) for item in (value if isinstance(value, list) else [value])]
+                row.out.data.setdefault(kind, []).extend(f"{item}@{split}" if split else item for item in listed)
         row.told |= {*row.given}
 
     return converter
@@ -259,7 +264,11 @@ def _kl(row: ForeignRow) -> None:
     if (coefficient is not None and coefficient[1] == 0) or is_off or (needs_switch and not switches):
         row.put(0.0)
         if coefficient is not None and coefficient[1] and needs_switch and row.given.get("disable_kl") is not True:
-            row.leave(coefficient[0], "a penalty in the reward; algorithm.kl_coef is a term of the loss")
+            row.told.add(coefficient[0])  # said of a default too: the run has no KL at all
+            row.out.left.append(
+                f"{row.keys[coefficient[0]]}: {shown(coefficient[1])}  (a penalty in the reward, not converted; "
+                "algorithm.kl_coef is a term of the loss, 0 here)"
+            )
     elif coefficient is not None:
         row.put(float(coefficient[1]), name=coefficient[0])
 

@@ -99,7 +99,7 @@ def convert(file: ForeignFile, *, rows: int | None, processes: int | None) -> Co
                 quiet = [name for name in values if name not in row.told and "default" not in keys[name]]
                 conversion.same += [f"{keys[name]}: {shown(values[name])}" for name in quiet]
     conversion.left += [f"{key}: {shown(value)}" for key, value in unknown.items()]
-    conversion.left += [f"{name}: its value is not in the file" for name in file.unread]
+    conversion.left += [f"{key}: {shown}, which is not resolved" for key, shown in file.unread.items()]
     return conversion
 
 
@@ -122,6 +122,8 @@ def _found(file: ForeignFile) -> tuple[dict[int, dict[str, tuple[str, Any]]], di
             unknown[key] = value
     for setting in settings():
         mine = found.get(id(setting), {})
+        if any(f".{key}".endswith(f".{name}") for key in file.unread for name in setting.names[file.trainer]):
+            continue  # it is said, so that a default would be another value
         for name in setting.names[file.trainer]:
             default = _DEFAULTS[file.trainer].get(name)
             alone = not any(other in mine for other in _INSTEAD.get(name, ()))
