@@ -152,7 +152,7 @@ def _open(path: Path) -> Any:
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
-        plain = OmegaConf.to_container(tree, resolve=False)
+        plain: Any = OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except RecursionError:
