@@ -286,8 +286,8 @@ def in_home(text: str) -> str:
 
 
 def _all_in_home(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _all_in_home(value) for key, value in tree.items()}
+    if isinstance(tree, dict):  # a server's token is in the home of each machine
+        return {key: value if key == "server_token" else _all_in_home(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(map(_all_in_home, tree))
     return in_home(tree) if isinstance(tree, str) else tree
