@@ -144,7 +144,7 @@ FILES = {
             "train.warmup_steps": 0,
         },
         [
-            "./score/math.py:compute_score",
+            "reward_function: ./score/math.py:compute_score  (the grader judges answers",
             "top_p: 0.99",
             "offload_params: true",
             "brand_new: 7",
@@ -312,6 +312,9 @@ def test_sets_that_are_not_prepared_get_their_command(
     )
     assert prepare in printed and "trainer.total_epochs: 3  (train.steps is 3 x rows / 64" in printed
     assert load_config("easyr1_vlm_rl.yaml").data.train == ["data/triangles_train"]
+    Path("trl.yaml").write_text(TRL)
+    assert cli.main(["init", "--from", "trl.yaml"]) == 0
+    assert "vlm-rl prepare org/maths --split train --out data/maths_train\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
