@@ -64,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif error.errno not in PATH_ERRORS or error.filename is None:
             raise
         return refuse(f"{error}: {advice}")
-    except KeyboardInterrupt:
-        print("vlm-rl: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        if not stop.args:  # where it was caught, nobody has said what is kept and how to continue
+            print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
 

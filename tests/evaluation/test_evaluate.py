@@ -304,19 +304,28 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("answered", "said"),
+    ("answered", "finished", "said"),
     [
-        (2, "stopped by Ctrl-C; 2 answered of 6 problems are kept in {}/eval: the same command continues with the"),
-        (0, "stopped by Ctrl-C; none of 6 problems was answered yet: the same command begins anew"),
+        (2, 0, "2 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
+        (2, 60, "8 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
+        (0, 60, "6 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
+        (0, 20, "none of 12 problems was answered yet: the same command begins anew"),
     ],
 )
-def test_ctrl_c_says_what_is_kept(sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, said) -> None:
-    records = run_evaluation(sampler, builder, grader, samples=1).records
-    with pytest.raises(KeyboardInterrupt), stopping(tmp_path, 6):
-        with Journal.open(tmp_path / "eval/.set-000000-0.jsonl", {"seed": 0}) as journal:
-            journal.add([[record] for record in records[:answered]])
+def test_ctrl_c_says_what_is_kept(
+    sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, finished, said
+) -> None:
+    """Of two sets of six problems one is finished, at the step `finished`: only that of this evaluation counts."""
+    evaluation = run_evaluation(sampler, builder, grader, samples=1)
+    if finished:
+        RunDirectory(tmp_path).write_eval("toy-test", finished, evaluation.records, evaluation.summary)
+    with pytest.raises(KeyboardInterrupt) as stop, stopping(tmp_path, {"toy-test": 6, "set": 6}, step=60):
+        with Journal.open(tmp_path / "eval/.set-000060-0.jsonl", {"seed": 0}) as journal:
+            journal.add([[record] for record in evaluation.records[:answered]])
         raise KeyboardInterrupt
-    assert said.format(tmp_path) in capsys.readouterr().out
+    line = f"stopped by Ctrl-C; {said.format(tmp_path)}"
+    assert capsys.readouterr().out == f"{line}\n"
+    assert stop.value.args == (line,), "the command line then adds none"
 
 
 def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Grader, tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, 
     assert "Ctrl-C again stops at once and loses 1 step." in result.output
     to_resume = f"to resume from step 2: vlm-rl sft {run.path} --resume\n"
     assert f"stopped at once: nothing lost but the step in progress; {to_resume}" in (result.output)
+    assert "vlm-rl: interrupted" not in result.output, "the line above says more"
 
 
 @pytest.mark.slow

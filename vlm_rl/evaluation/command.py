@@ -111,7 +111,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         folder as results,
         Grader() as grader,
         ExitStack() as opened,
-        stopping(options.out, sum(len(item.problems) for item in sets)),
+        stopping(options.out, {item.name: len(item.problems) for item in sets}, step=origin.step),
     ):
         judgings = {
             item.name: Judging(

@@ -180,8 +180,9 @@ def evaluate_served(options: argparse.Namespace) -> RunDirectory:
     paths = [str(path) for path in options.data]
     tree = {"model": {"path": served.model}, "data": {"train": paths, "eval": paths}, "eval": {"every": 0}}
     folder = results_folder(parse_config({"out": str(options.out), **tree}, where="eval"), contaminated=())
-    num_problems = sum(len(item.problems) for item in sets)
-    with folder as results, Grader() as grader, stopping(options.out, num_problems), closing(served):
+    num_problems = {item.name: len(item.problems) for item in sets}
+    stopped = stopping(options.out, num_problems, step=_ORIGIN.step)
+    with folder as results, Grader() as grader, stopped, closing(served):
         judging = {item.name: Judging(grader, item.how.mode, judge_model) for item in sets}
         asked = {item.name: _asking(item, options, served) for item in sets}
         settings = [_settings(item, options, served, asked[item.name], judging[item.name]) for item in sets]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,34 +150,38 @@ def answer_set(
 
 
 @contextmanager
-def stopping(out: Path, num_problems: int) -> Iterator[None]:
+def stopping(out: Path, num_problems: Mapping[str, int], *, step: int) -> Iterator[None]:
     """End on SIGTERM with errors.EXIT_STOPPED, with everything closed, and say on Ctrl-C too what is kept.
 
     Args:
-        out: the results folder, whose journals hold the finished problems.
-        num_problems: of all sets.
+        out: the results folder, with the finished sets, and journals of the finished problems of others.
+        num_problems: of each set.
+        step: of the results.
     """
 
-    def stop(*_: object) -> None:
+    def on_sigterm(*_: object) -> None:
         print("stopped by SIGTERM; the same command continues where it was", flush=True)
         raise StoppedError
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        stop.args = (_kept_text(out, num_problems, step),)  # it is said: cli.main prints no other line
         if rank() == 0:
-            print(_kept_text(out, num_problems), flush=True)
+            print(stop.args[0], flush=True)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _kept_text(out: Path, num_problems: int) -> str:
-    kept = num_answered(out)
+def _kept_text(out: Path, num_problems: Mapping[str, int], step: int) -> str:
+    finished = {result.benchmark for result in RunDirectory(out).evals() if result.step == step}
+    kept = num_answered(out) + sum(number for name, number in num_problems.items() if name in finished)
+    total = sum(num_problems.values())
     if not kept:
-        return f"stopped by Ctrl-C; none of {num_problems:,} problems was answered yet: the same command begins anew"
+        return f"stopped by Ctrl-C; none of {total:,} problems was answered yet: the same command begins anew"
     return (
-        f"stopped by Ctrl-C; {kept:,} answered of {num_problems:,} problems are kept in {out / 'eval'}: the same "
+        f"stopped by Ctrl-C; {kept:,} answered of {total:,} problems are kept in {out / 'eval'}: the same "
         "command continues with the others"
     )

@@ -107,7 +107,8 @@ class Run:
         self._watch.close()
         self._lock.release()
         if isinstance(error, KeyboardInterrupt) and rank() == 0 and self._has_folder:
-            print(f"stopped at once: {self._what_is_lost()}", file=sys.stderr, flush=True)
+            error.args = (f"stopped at once: {self._what_is_lost()}",)  # it is said: cli.main prints no other line
+            print(error.args[0], file=sys.stderr, flush=True)
         self._interrupts.close()
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
