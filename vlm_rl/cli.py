@@ -8,6 +8,7 @@ before the arguments are parsed.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import os
 import sys
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["VLM_RL_OUTPUT"] = output  # read by run/terminal.py, and before libraries are imported
     try:
         options.command(options)
-        _leave_ranks()
+        _leave_ranks_at_exit()
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
     except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
         _discard_output()
@@ -80,12 +81,15 @@ def _refuse_hub_kernels() -> None:
     sys.modules["kernels"] = None  # pyright: ignore[reportArgumentType]
 
 
-def _leave_ranks() -> None:
-    """Leave the ranks that a command joined. A command without ranks loads no torch for this."""
+def _leave_ranks_at_exit() -> None:
+    """Let this process leave the ranks that a command joined. A command without ranks loads no torch for this.
+
+    Not before: another engine in this process would still look for its groups.
+    """
     if "torch" in sys.modules:
         from vlm_rl.distributed import leave_ranks
 
-        leave_ranks()
+        atexit.register(leave_ranks)
 
 
 def _discard_output() -> None:
