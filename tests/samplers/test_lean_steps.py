@@ -272,10 +272,10 @@ def test_a_token_that_the_scheduler_drops_has_no_log_prob() -> None:
     assert step([-4, -5, -6], EngineCoreOutput("a", [7])) == [], "b's token was dropped"
     ended = EngineCoreOutput("b", [8, 9], finish_reason=FinishReason.STOP)
     assert step([-7, -8, -9, -10], ended, firsts=[0, 2, 3]) == ["b"], "its end is vLLM's to see"
-    ids, logprobs, num_cached = log.take("a")
-    assert (ids.tolist(), logprobs.tolist(), num_cached) == ([5, 7], [-2, -5], 32)
-    ids, logprobs, num_cached = log.take("b")
-    assert (ids.tolist(), logprobs.tolist(), num_cached) == ([6, 8, 9], [-1, -7, -8], 0)
+    ids, logprobs, more = log.take("a")
+    assert (ids.tolist(), logprobs.tolist(), more) == ([5, 7], [-2, -5], {"num_cached": 32, "kept": None})
+    ids, logprobs, more = log.take("b")
+    assert (ids.tolist(), logprobs.tolist(), more) == ([6, 8, 9], [-1, -7, -8], {"num_cached": 0, "kept": None})
 
 
 def test_seeds_drawn_ahead_are_those_drawn_one_by_one() -> None:
