@@ -63,7 +63,7 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
     "credit by sight": ("algorithm.credit=visual", "algorithm.perception_coef=0.01"),
 }
 """Keys of a run that take paths of their own on a card; {model} is the model's folder."""
-SWITCHES_SECONDS = 200
+SWITCHES_SECONDS = 200  # for all of them; a run that is not ready then has failed
 CHECKPOINT = 65e9  # bytes of a 3B with AdamW, and some more
 Measured = dict[str, float]
 

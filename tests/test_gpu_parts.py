@@ -76,7 +76,7 @@ def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:
 
 
 # The doctor has tests of its own, adapters train in many; TRL is not installed.
-PAIRS = (("quickstart", "check-3b"), ("learner-3b", "rollout-3b"), ("step-3b", "check-3b"))
+PAIRS = (("quickstart", "check-3b"), ("learner-3b", "rollout-3b"), ("step-3b", "switches"))
 
 
 @pytest.mark.slow

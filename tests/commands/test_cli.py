@@ -589,3 +589,18 @@ def test_a_rank_that_refuses_alone_says_so_and_waits_no_longer_than_it_must(
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         assert refuse(message) == 2
     assert capsys.readouterr().err == "vlm-rl: no model\nvlm-rl: no data\n"
+
+
+def test_a_process_leaves_its_ranks_at_its_end_and_not_before() -> None:
+    """NCCL warns of one that does not. An engine that is still there would look for its groups in vain."""
+    code = (
+        "import atexit, torch.distributed as dist\n"
+        "from vlm_rl.cli import main\n"
+        "from vlm_rl.distributed import init_ranks\n"
+        "atexit.register(lambda: print('at the end', dist.is_initialized()))\n"
+        "init_ranks()\n"
+        "assert main(['config', 'rollout.top_k']) == 0\n"
+        "print('after a command', dist.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-2:] == ["after a command True", "at the end False"], done.stderr
