@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 
-from tests.helpers.families import TILED_FAMILIES
-from tests.helpers.groups import load_reference
+from tests.helpers.families import TILED_FAMILIES, VISION_FAMILIES
+from tests.helpers.groups import load_reference, own_inputs
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys, toy_problem
 from tests.helpers.videos import SHORT, video_problem
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -139,3 +143,61 @@ def test_a_run_of_a_text_model(model_type: str, toys: Toys, sums: Path, family_m
     scored = toys.runner(*words, "--max-tokens", "8", "--max-prompt-tokens", "160")
     assert scored.code == 0, scored.output[-2000:]
     assert (out / "eval" / sums.name).is_dir()
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Return prepared sets with responses to learn: for models with a tower, of images too, and for those without."""
+    responses = ["<think>one</think>", "\\boxed{3}", "<think>one, two</think>\\boxed{2}", "<answer>4</answer>"]
+    texts = [Problem(f"sum-{n}", f"What is {n} + 1?", (), str(n + 1), "integer") for n in range(4)]
+    images = [toy_problem(index, "train", 2) for index in range(2)]
+    folder = tmp_path_factory.mktemp("answered")
+    return {
+        sees: write_problems(
+            [replace(p, meta={"response": text}) for p, text in zip(problems, responses, strict=True)],
+            folder / ("images" if sees else "texts"),
+        )
+        for sees, problems in ((True, [*images, *texts[2:]]), (False, texts))
+    }
+
+
+def held_out_loss(folder: Path, data: Path) -> float:
+    """Return the loss of the unmodified model in a folder on a set's responses, each alone behind its prompt."""
+    model: Any = load_reference(folder)
+    builder, logps = PromptBuilder(folder, template=TEMPLATES["think_answer"]), []
+    for problem in load_set(data):
+        prompt = builder.build(problem)
+        response = builder.encode_response(problem.meta["response"])
+        ids_1T = torch.from_numpy(np.concatenate([prompt.ids, response]).astype(np.int64))[None]
+        with torch.no_grad():
+            out = model(input_ids=ids_1T, **own_inputs(model, ids_1T, prompt.vision))
+        logits = out.logits[0, len(prompt.ids) - 1 : -1].double()
+        logps.append(logits.log_softmax(-1).gather(1, ids_1T[0, len(prompt.ids) :, None]))
+    return -float(torch.cat(logps).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=4))
+def test_every_family_is_fine_tuned_and_exported(
+    model_type: str, toys: Toys, answered: dict[bool, Path], family_model: Callable[[str], Path]
+) -> None:
+    """Transformers' own model of the exported folder has the held-out loss that the run says."""
+    model, data, out = family_model(model_type), answered[model_type in VISION_FAMILIES], toys.folder / model_type
+    tree = {
+        "out": str(out / "sft"),
+        "model": {"path": str(model)},
+        "data": {"train": [str(data)], "eval": [str(data)], "max_prompt_tokens": 300, "max_response_tokens": 40},
+        "train": {"steps": 2, "mini_batch_prompts": 4, "micro_batch_tokens": 400, "lr": 3e-3, "zero_stage": 2},
+        "eval": {"every": 2},
+    }
+    out.mkdir()
+    file = out / "sft.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    learned = toys.runner("sft", file)
+    assert learned.code == 0, learned.output[-3000:]
+    exported = toys.runner("export", out / "sft", "--out", out / "model")
+    assert exported.code == 0, exported.output[-3000:]
+    first, last = RunDirectory(out / "sft", config_file=SFT_CONFIG).metrics()
+    assert first["loss"] == pytest.approx(held_out_loss(model, data), rel=ROUNDING)
+    after = last[f"heldout_loss/{data.name}"]
+    assert after < first["loss"] and after == pytest.approx(held_out_loss(out / "model", data), rel=ROUNDING)
