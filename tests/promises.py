@@ -55,6 +55,10 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "whole_runs/test_train.py::test_ranks_with_different_configurations_do_not_start",
             "evaluation/test_eval_kill.py::test_ranks_that_are_asked_for_different_things_do_not_start",
         ],
+        "a rollout server that is killed changes no response, score or weight": [
+            "samplers/test_servers.py::test_a_server_killed_during_a_push_drops_out",
+            "python -m tests.server_kills",
+        ],
         "a run that no rollout server works for saves and exits with 75": [
             "whole_runs/test_train.py::test_a_run_that_no_server_serves_saves_and_stops",
             "whole_runs/test_train.py::test_a_run_whose_servers_go_in_an_evaluation_saves_and_stops",
@@ -437,7 +441,8 @@ def command_of(name: str) -> str:
         module = ROOT / name.split()[2].replace(".", "/")
         if not (module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()):
             raise LookupError(name)
-        return {"python -m tests.soak": "make soak", "python -m tests.crash_walk": "make crash"}[name]
+        made = {"tests.soak": "make soak", "tests.crash_walk": "make crash", "tests.server_kills": "make crash"}
+        return made[name.removeprefix("python -m ")]
     if name.startswith("attack: "):
         slow = [attack.slow for attack in ATTACKS if attack.name == name.removeprefix("attack: ")]
     else:
