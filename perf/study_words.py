@@ -1,7 +1,8 @@
 """Ask the length question in real language: SmolLM2-135M, word problems and pictures, responses in four styles.
 
-    python -m perf.study_words runs/words            # a GPU: five tasks, eight rules, three seeds, 60 steps
+    python -m perf.study_words runs/words            # a GPU: five tasks, all rules, three seeds, 60 steps
     python -m perf.study_words runs/words --on-cpu --jobs 2   # two cores, an hour: one task, two rules, 12 steps
+    python -m perf.study_words runs/words --on-cpu --rules vl_norm sapo   # two more rules, which join the tables
     python -m perf.study_words runs/words --tables   # from the runs that are there
 
 Stop it anywhere: the same command goes on. docs/study/words.md says what is compared and why.
@@ -84,7 +85,7 @@ def run_task(
     Args:
         folder: where everything is made.
         name: of the task.
-        rules: of the study's file; None: all of them.
+        rules: of the study's file; None: all that the task tells apart. Without images every credit is uniform.
         changes: keys of the study's file with other values, as `vlm-rl study` takes them.
         jobs: runs at a time.
 
@@ -93,8 +94,10 @@ def run_task(
     task = TASKS[name]
     start, sets = make_start(folder, task.sets), folder / task.sets
     study = yaml.safe_load(STUDY.read_text(encoding="utf-8"))
-    if rules is not None:
-        study["rules"] = {rule: study["rules"][rule] for rule in rules}
+    if rules is None:
+        seen = task.sets == PICTURES
+        rules = [rule for rule, keys in study["rules"].items() if seen or "algorithm.credit" not in keys]
+    study["rules"] = {rule: study["rules"][rule] for rule in dict.fromkeys([BASELINE, *rules])}
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
     words = [
@@ -212,11 +215,16 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
+def _rules() -> list[str]:
+    return [*yaml.safe_load(STUDY.read_text(encoding="utf-8"))["rules"]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where everything is made")
     parser.add_argument("--on-cpu", action="store_true", help="the size for two cores")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="these only, in this order")
+    parser.add_argument("--rules", nargs="+", choices=_rules(), metavar="RULE", help="these and grpo, of words.yaml")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; 2 where each has a core")
     parser.add_argument("--tables", action="store_true", help="train nothing")
     options = parser.parse_args(arguments)
@@ -224,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("no GPU is here, and this size would take days without one: give --on-cpu")
     for name in options.tasks or (CPU_TASKS if options.on_cpu else TASKS):
         if not options.tables:
-            size = {"rules": CPU_RULES, "changes": CPU_CHANGES} if options.on_cpu else {}
-            run_task(options.folder, name, **size, jobs=options.jobs)
+            rules, changes = (options.rules or CPU_RULES, CPU_CHANGES) if options.on_cpu else (options.rules, ())
+            run_task(options.folder, name, rules=rules, changes=changes, jobs=options.jobs)
         if (runs := options.folder / "runs" / name).is_dir():
             print(f"\n## {name}\n\n{table_of(runs, TASKS[name])}", flush=True)
 
