@@ -144,9 +144,12 @@ def test_the_proof_sees_what_is_in_the_wrong_place(policy: Policy, sampler: Any)
 
 @pytest.mark.slow
 def test_a_run_trains_through_adapters(toys: Toys) -> None:
-    """Every sync passes its proof and its probe, and the log-probs of every batch are the learner's."""
+    """Every sync passes its proof and its probe, and the log-probs of every batch are the learner's.
+
+    The language model has a rank of its own, so that alpha over it is not what products are multiplied by.
+    """
     pytest.importorskip("vllm")
-    lora = {"rank": 4, "alpha": 8, "sync": "adapter"}
+    lora = {"rank": 4, "alpha": 8, "rank_by_part": {"language_model": 3}, "sync": "adapter"}
     changes = {"rollout": {"sampler": "vllm"}, "train": {"lr": 1e-2, "steps": 2}}
     run = toys.train_run("sync-adapter", model={"lora": lora}, **changes)
     assert all(record["rollout/logprob_gap"] < 1e-5 for record in run.metrics())
