@@ -163,7 +163,10 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
             for name, parameter in model.named_parameters():
                 if ".router." in name and "scale" in name:
                     torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        if model_type == "llava_onevision":  # the tower's weights are in vision_model., as in published checkpoints
+        if model_type in (
+            "gemma3",
+            "llava_onevision",
+        ):  # the tower's weights are in vision_model., as in published checkpoints
             model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     use_published_layout(model)
     model.save_pretrained(folder)
@@ -182,7 +185,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer:
     if model_type in TILED_FAMILIES:
         return AutoConfig.for_model(model_type, **tiled_config(model_type, text, tokenizer))
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    rope: dict[str, Any] = {**ROPE, "mrope_section": [4, 6, 6]}
+    turned = model_type.startswith("qwen3_5")  # a quarter of a head's 32 channels is, by half as many angles
+    rope: dict[str, Any] = {**ROPE, "mrope_section": [2, 1, 1] if turned else [4, 6, 6]}
     if model_type.startswith("qwen3"):
         rope["mrope_interleaved"] = True
     width = {"hidden_size" if model_type == "qwen2_vl" else "out_hidden_size": text["hidden_size"]}

@@ -17,7 +17,8 @@ from transformers.core_model_loading import PrefixChange, Transpose, WeightConve
 
 from vlm_rl.types import NamedTensors
 
-_PREFIXED = ("llava_onevision",)  # in whose checkpoints, and in vLLM, the tower's weights are in vision_model.
+# In whose checkpoints, and in vLLM, the tower's weights are in vision_model.
+_PREFIXED = ("gemma3", "llava_onevision")
 
 
 def use_published_layout(model: Any) -> None:

@@ -7,7 +7,7 @@ fingerprint. Nothing here imports vllm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import Any
@@ -76,41 +76,47 @@ def _learner_shards(model: Any, layout: WeightLayout) -> Iterator[Shard]:
     Under tensor parallelism they are this rank's. Rows of zeros behind the vocabulary are padding. Anything else that
     the learner does not name comes under the engine's own name.
     """
-    placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
-    own = {_without_wrapper(name) for name, _ in model.named_parameters()}
-    packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'; Qwen2-VL leaves this to its parts
-    for module in model.modules():
-        packed |= getattr(module, "packed_modules_mapping", {})
+    placed: dict[
+        str, list[tuple[str, Sequence[slice]]]
+    ] = {}  # the engine's tensor -> what is in it, and in which rows
+    fusions = _Fusions(model)
     factors: dict[
         tuple[str, str], dict[int, str]
     ] = {}  # the engine's layer and A or B -> the part's first row -> name
     for name, shape in layout.items():
         layer, is_factor, factor = name.partition(".lora_")
-        place = _place(model, own, packed, f"{layer}.weight" if is_factor else name, rows=shape[0])
+        place = _place(model, fusions, f"{layer}.weight" if is_factor else name, rows=shape[0])
         if place is not None and is_factor:
-            factors.setdefault((place[0].removesuffix(".weight"), factor[0]), {})[place[1].start] = name
+            target, (rows, *_) = place
+            factors.setdefault((target.removesuffix(".weight"), factor[0]), {})[rows.start] = name
         elif place is not None:
-            placed.setdefault(place[0], []).append((place[1], name))
+            placed.setdefault(place[0], []).append((name, place[1]))
     for name, tensor in _adapter_tensors(model, factors, layout):
         yield Shard(name, tensor, tuple(tensor.shape))
     for name, tensor in _engine_tensors(model):
         covered = 0
-        for rows, source in placed.get(name, ()):
-            yield from _cut(_module(model, name), source, tensor[rows], layout[source])
-            covered += rows.stop - rows.start
+        for source, (rows, *again) in placed.get(name, ()):
+            yield from _cut(model, name, rows, source, tensor[rows], layout[source])
+            for other in again:  # Gemma 4 has no values but its keys
+                if not torch.equal(tensor[other], tensor[rows]):
+                    yield Shard(f"{name} (the engine's copy)", tensor[other], tuple(tensor[other].shape))
+            covered += sum(part.stop - part.start for part in (rows, *again))
         if not placed.get(name) or bool(tensor[covered:].any()):
             yield Shard(f"{name} (the engine's)", tensor, tuple(tensor.shape))
 
 
-def _cut(module: Any, name: str, tensor: Tensor, whole: tuple[int, ...]) -> Iterator[Shard]:
+def _cut(model: Any, place: str, rows: slice, name: str, tensor: Tensor, whole: tuple[int, ...]) -> Iterator[Shard]:
     """Yield what this rank holds of the learner's tensor `name`.
 
     Args:
-        module: the engine's, which has the tensor.
+        model: the engine's.
+        place: the engine's name of the tensor that has it.
+        rows: of that tensor, which are the learner's.
         name: the learner's.
-        tensor: the engine's part, of all ranks or of this one.
+        tensor: these rows, of all ranks or of this one.
         whole: the shape of the learner's tensor.
     """
+    module = _module(model, place)
     if tensor.numel() == math.prod(whole):  # in some towers the engine's is a matrix, and the learner's a convolution
         yield Shard(name, tensor.reshape(whole), whole)
         return
@@ -123,12 +129,24 @@ def _cut(module: Any, name: str, tensor: Tensor, whole: tuple[int, ...]) -> Iter
         return
     held = tensor.shape[dim]
     ranks = module.moe_config if hasattr(module, "moe_config") else module
-    fused = [held // 2] * 2 if ranks is not module and dim == 1 else getattr(module, "output_partition_sizes", [])
+    fused = [held // 2] * 2 if ranks is not module and dim == 1 else _partitions(model, place, rows)
     sizes = fused if sum(fused) == held else [held]  # a tensor that the learner fuses too is divided part by part
     num_shards = whole[dim] // held  # fewer than ranks where some hold the same heads of keys and values
     number = ranks.tp_rank * num_shards // ranks.tp_size
     for part, before in zip(tensor.split(sizes, dim), accumulate(sizes, initial=0), strict=False):
         yield Shard(name, part, whole, dim, before * num_shards + number * part.shape[dim])
+
+
+def _partitions(model: Any, place: str, rows: slice) -> list[int]:
+    """Return the rows of each part of a tensor that is divided part by part, of those parts that are in `rows`."""
+    module = _module(model, place)
+    sizes: Sequence[int] = getattr(module, "output_partition_sizes", [])
+    path, _, name = place.removesuffix(".weight").rpartition(".")
+    if name == "conv1d":  # of linear attention: over queries, keys and values, which are divided each
+        layer = model.get_submodule(path)
+        sizes = [size // layer.tp_size for size in (layer.key_dim, layer.key_dim, layer.value_dim)]
+    starts = accumulate(sizes, initial=0)
+    return [size for start, size in zip(starts, sizes, strict=False) if rows.start <= start < rows.stop]
 
 
 def _module(model: Any, name: str) -> Any:
@@ -170,9 +188,49 @@ def _without_wrapper(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _place(
-    model: Any, own: Set[str], packed: Mapping[str, Sequence[str]], name: str, *, rows: int
-) -> tuple[str, slice] | None:
+class _Fusions:
+    """Where an engine's tensors hold those of a checkpoint, as its models say it.
+
+    Some say the parts of each fused module (`packed_modules_mapping`), some which parts a name is loaded into
+    (`orig_to_new_stacked` of a mapper), and of models inside of others each may say its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.own = {_without_wrapper(name) for name, _ in model.named_parameters()}
+        self._packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'
+        self._stacked: dict[str, tuple[str, Any]] = {}  # part of a name -> what is there instead, and the parts
+        for module in model.modules():
+            self._packed |= getattr(module, "packed_modules_mapping", {})
+            self._stacked |= getattr(getattr(module, "hf_to_vllm_mapper", None), "orig_to_new_stacked", {})
+
+    def find(self, name: str, mapped: str) -> tuple[str, list[slice]] | None:
+        """Return the fused tensor that holds a weight, and its rows there; several where it is there several times.
+
+        Args:
+            name: the learner's.
+            mapped: what the engine's mapper makes of it: some mappers name the fused module, others do not.
+        """
+        for old, (new, parts) in self._stacked.items():
+            target = mapped.replace(old, new, 1)
+            if old in name and new in target and target in self.own:
+                return target, [self._rows(target, part) for part in (parts if isinstance(parts, list) else [parts])]
+        *path, module, kind = mapped.split(".")
+        part = name.split(".")[-2]
+        for fused, parts in self._packed.items():
+            target = ".".join([*path, fused, kind])
+            if part != fused and part in parts and module in (part, fused) and target in self.own:
+                return target, [self._rows(target, parts.index(part))]
+        return None
+
+    def _rows(self, target: str, part: str | int | tuple[int, ...]) -> slice:
+        """Return the rows of a part of a fused tensor, or of neighbouring parts."""
+        ends = [0, *accumulate(_module(self._model, target).output_partition_sizes)]
+        numbers = part if isinstance(part, tuple) else ("qkv".index(part) if isinstance(part, str) else part,)
+        return slice(ends[numbers[0]], ends[numbers[-1] + 1])
+
+
+def _place(model: Any, fusions: _Fusions, name: str, *, rows: int) -> tuple[str, list[slice]] | None:
     """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = mapper.map_name(name) if mapper else name
@@ -180,24 +238,19 @@ def _place(
         return None
     tower, _, rest = mapped.partition(".")
     if not rest:  # of the model itself, as LLaVA's image_newline
-        return (mapped, slice(0, rows)) if mapped in own else None
+        return (mapped, [slice(0, rows)]) if mapped in fusions.own else None
     if tower == "vision_tower" and hasattr(model.vision_tower, "vision_model"):  # which transformers has no more
         mapped = f"{tower}.vision_model.{rest.removeprefix('vision_model.')}"
     *path, module, kind = mapped.split(".")
-    part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
-    if part == "experts":  # [E, ...] in both
+    if name.split(".")[-2] == "experts":  # [E, ...] in both
         target = ".".join([*path, module, _FUSED_EXPERTS.get(kind, kind)])
-        return (target, slice(0, rows)) if target in own else None
-    for fused, parts in packed.items():
-        target = ".".join([*path, fused, kind])
-        if part != fused and part in parts and module in (part, fused) and target in own:
-            sizes = _module(model, target).output_partition_sizes
-            number = parts.index(part)
-            return target, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-    if mapped not in own:
+        return (target, [slice(0, rows)]) if target in fusions.own else None
+    if (fused := fusions.find(name, mapped)) is not None:
+        return fused
+    if mapped not in fusions.own:
         return None
     vocabulary = getattr(_module(model, mapped), "shard_indices", None)
-    return mapped, slice(0, vocabulary.num_org_elements if vocabulary else rows)
+    return mapped, [slice(0, vocabulary.num_org_elements if vocabulary else rows)]
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
