@@ -57,13 +57,28 @@ PUBLISHED = {
 }
 
 
-# The tower of Qwen3-VL's larger models, 27 layers of width 1,152, with the merger and its three copies into `width`.
-def qwen3_vl_tower(width: int) -> int:
+# The tower of Qwen3-VL's larger models and of Qwen3.5: 27 layers of width 1,152, with the merger into `width`, and in
+# Qwen3-VL three more.
+def qwen3_tower(width: int, *, more: int) -> int:
     """Count patches, positions, layers and mergers, each with the biases of its matrices and its norms."""
     hidden, mlp, merged = 1152, 4304, 4 * 1152
     layer = 4 * (hidden**2 + hidden) + 2 * hidden * mlp + hidden + mlp + 4 * hidden
-    mergers = 4 * (merged**2 + merged + merged * width + width) + 2 * hidden + 3 * 2 * merged
+    mergers = (1 + more) * (merged**2 + merged + merged * width + width) + 2 * hidden + more * 2 * merged
     return 3 * 2 * 16**2 * hidden + hidden + 2304 * hidden + 27 * layer + mergers
+
+
+def qwen3_5_9b() -> int:
+    """Count 24 layers of linear attention and 8 that attend in full, with an MLP and two norms each.
+
+    Linear attention: queries and keys of 16 heads of 128, values and a gate of 32; for each of these a decay, a step,
+    and the inputs of both; a convolution of 4, and a norm. Full: 16 heads of 256 with a gate, 4 of keys and values, and
+    two norms.
+    """
+    hidden, mlp = 4096, 12288
+    convolved = (16 + 16 + 32) * 128
+    linear = hidden * (convolved + 32 * 128 + 2 * 32) + 4 * convolved + 2 * 32 + 128 + 32 * 128 * hidden
+    full = hidden * (2 * 16 + 2 * 4) * 256 + 16 * 256 * hidden + 2 * 256
+    return 2 * 248_320 * hidden + 24 * linear + 8 * full + 32 * (3 * hidden * mlp + 2 * hidden) + hidden
 
 
 # Its parts: Qwen2.5-7B with 390 rows less in each of its two embeddings, a tower of 24 layers, and a projector.
@@ -90,7 +105,8 @@ PARAMETERS = {
     "Qwen3-8B-Base": num_parameters(4096, 36, 32, 8, 12288, 151_936, tied=False, normed=True),
     "Llama-3.2-3B-Instruct": num_parameters(3072, 28, 24, 8, 8192, 128_256, tied=True, normed=False),
     "Qwen3-VL-32B-Instruct": num_parameters(5120, 64, 64, 8, 25600, 151_936, tied=False, normed=True)
-    + qwen3_vl_tower(5120),
+    + qwen3_tower(5120, more=3),
+    "Qwen3.5-9B": qwen3_5_9b() + qwen3_tower(4096, more=0),
     "InternVL3-8B-hf": PUBLISHED["Qwen2.5-7B"] - 2 * 390 * 3584 + _TOWER + _PROJECTOR,
 }
 
