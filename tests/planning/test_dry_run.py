@@ -71,8 +71,8 @@ def qwen3_5_9b() -> int:
     """Count 24 layers of linear attention and 8 that attend in full, with an MLP and two norms each.
 
     Linear attention: queries and keys of 16 heads of 128, values and a gate of 32; for each of these a decay, a step,
-    and the inputs of both; a convolution of 4, and a norm. Full: 16 heads of 256 with a gate, 4 of keys and values, and
-    two norms.
+    and the inputs of both; a convolution of 4, and a norm. Full: 16 heads of 256 with a gate, 4 of keys and
+    values, and two norms.
     """
     hidden, mlp = 4096, 12288
     convolved = (16 + 16 + 32) * 128
