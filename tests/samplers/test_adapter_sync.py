@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.images import noise_png
+from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys
 from vlm_rl.config import LoraConfig, load_config
 from vlm_rl.data.images import encode_png
@@ -26,7 +28,9 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem, Prompt
 
-LORA = LoraConfig(rank=4, alpha=6, sync="adapter")
+LORA = LoraConfig(
+    rank=4, alpha=6, sync="adapter", targets=["language_model", "tower", "merger"], rank_by_part={"tower": 3}
+)
 PARAMS = SamplingParams(temperature=1.0, max_tokens=6, responses=3)
 
 
@@ -142,14 +146,80 @@ def test_the_proof_sees_what_is_in_the_wrong_place(policy: Policy, sampler: Any)
         check_fresh(sampler, expected)
 
 
+def adapted(folder: Path, lora: LoraConfig) -> tuple[Policy, Any, Prompt]:
+    """Return a learner with adapters, an engine with the same base model, and a prompt with an image."""
+    builder = PromptBuilder(folder, template=TEMPLATES["plain"], max_pixels=100_352)
+    policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=builder.banned_ids, temperature=1.0)
+    policy.add_adapters(lora, base=BaseModel(str(folder), ""), seed=5)
+    engine = make_sampler(
+        "vllm", model_path=str(folder), builder=builder, max_model_len=512, batch_size=4, dtype=torch.float32,
+        adapter=lora,
+    )  # fmt: skip
+    images = (noise_png(100, 300, 1),) if builder.is_vision else ()
+    return policy, engine, builder.build(Problem("p", "<image>" * len(images) + "How many?", images, "3", "integer"))
+
+
+EVERYWHERE = LORA.model_copy(update={"rank_by_part": {"tower": 3}})
+TEXT_ALONE = LoraConfig(rank=4, alpha=6, sync="adapter")
+ADAPTED = {
+    **dict.fromkeys(("idefics3", "llava", "qwen2_vl", "qwen3_vl", "smolvlm"), EVERYWHERE),
+    **dict.fromkeys(("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"), TEXT_ALONE),
+    **dict.fromkeys(("glm4v", "internvl", "mistral3"), TEXT_ALONE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", todays(ADAPTED, days=5))
+def test_every_family_takes_adapters(model_type: str, family_model: Callable[[str], Path]) -> None:
+    """In the tower with a rank of its own: features of the same image change with the version."""
+    pytest.importorskip("vllm")
+    policy, sampler, prompt = adapted(family_model(model_type), ADAPTED[model_type])
+    for version in (1, 2):
+        draw(policy, version)
+        sampler.load_weights(stream(policy), version=version)
+        check_fresh(sampler, whole(policy))
+        assert gap(policy, sampler, prompt) < 1e-5
+    sampler.close()
+
+
+REFUSED = {
+    "internvl": r"targets names merger and tower, where vLLM [\d.]+ applies no adapters in models of type internvl",
+    "qwen3_vl_moe": r"with adapters, vLLM computes experts by Triton",
+    "mistral3": r"targets names merger and tower, where vLLM [\d.]+ applies no adapters in models of type mistral3",
+    "llava_onevision": r"does not support LoRA yet",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", todays(REFUSED, days=4))
+def test_models_that_take_no_such_adapters_are_refused(model_type: str, family_model: Callable[[str], Path]) -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(UserError, match=REFUSED[model_type] + r".*set model\.lora\.sync=merged"):
+        adapted(family_model(model_type), EVERYWHERE)
+
+
+@pytest.mark.turn(0, days=4)
+@pytest.mark.slow
+def test_layers_that_take_no_adapter_are_named_by_the_first_sync(family_model: Callable[[str], Path]) -> None:
+    pytest.importorskip("vllm")
+    policy, sampler, _ = adapted(family_model("glm4v"), EVERYWHERE)
+    with pytest.raises(
+        UserError, match=r"layers that model\.lora\.targets names: .*visual.*set model\.lora\.sync=merged"
+    ):
+        sampler.load_weights(stream(policy), version=1)
+    sampler.close()
+
+
 @pytest.mark.slow
 def test_a_run_trains_through_adapters(toys: Toys) -> None:
     """Every sync passes its proof and its probe, and the log-probs of every batch are the learner's.
 
-    The language model has a rank of its own, so that alpha over it is not what products are multiplied by.
+    The language model has a rank of its own, so that alpha over it is not what products are multiplied by, and the
+    tower has adapters too.
     """
     pytest.importorskip("vllm")
     lora = {"rank": 4, "alpha": 8, "rank_by_part": {"language_model": 3}, "sync": "adapter"}
+    lora["targets"] = ["language_model", "tower"]
     changes = {"rollout": {"sampler": "vllm"}, "train": {"lr": 1e-2, "steps": 2}}
     run = toys.train_run("sync-adapter", model={"lora": lora}, **changes)
     assert all(record["rollout/logprob_gap"] < 1e-5 for record in run.metrics())
@@ -162,5 +232,3 @@ def test_what_takes_no_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     for sampler in ("transformers", "server"):
         with pytest.raises(UserError, match=rf"rollout\.sampler is {sampler}, which takes merged weights alone"):
             load_config(file, [f"rollout.sampler={sampler}", "rollout.servers=['http://127.0.0.1:8000']"])
-    with pytest.raises(UserError, match="sync is adapter, and targets names tower, where vLLM applies no adapters"):
-        load_config(file, ["model.lora.targets=[q_proj, tower]"])

@@ -44,7 +44,7 @@ class LoraConfig(ConfigSection):
     Experimental on GPUs."""
     sync: Literal["merged", "adapter"] = "merged"
     """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
-    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
+    keeps. adapter needs the vllm sampler, which takes adapters in towers and mergers of some types alone."""
 
     def rank_of(self, part: ModelPart) -> int:
         """Return the rank of the adapters in a part of the model."""
@@ -76,11 +76,6 @@ class LoraConfig(ConfigSection):
             yield (
                 "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, and the learner's "
                 "has 4; use sync=merged"
-            )
-        if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
-            yield (
-                f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies no adapters: "
-                "use sync=merged"
             )
 
 

@@ -61,8 +61,10 @@ from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
     sleep_beside_others,
+    takes_adapters_in_towers,
     worker_buffers,
     worker_checksums,
+    wraps_experts,
 )
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import NamedTensors, Prompt, Rollout
@@ -148,13 +150,15 @@ class VllmSampler:
                 self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
-            raise UserError(
-                f"vLLM cannot run the model at {model_path}: {reason:.300}; use the transformers sampler"
-            ) from error
+            instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
+            raise UserError(f"vLLM cannot run the model at {model_path}: {reason:.300}; {instead}") from error
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
         self._adapter, self._loaded = adapter, None
+        if adapter is not None and (problem := self._problem_of_adapters(adapter)):
+            self.close()
+            raise UserError(f"model.lora.sync is adapter{problem}; set model.lora.sync=merged")
         self._as_published = as_published(model_path)
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
         self._is_speculative = settings.get("speculative_config") is not None
@@ -341,7 +345,7 @@ class VllmSampler:
         if self._asleep:
             self._llm.wake_up(tags=["weights"])  # brings the buffers back too
         if self._adapter is not None:
-            self._load_adapter(tensors, self._adapter.rank_of("language_model"))
+            self._load_adapter(tensors, _largest_rank(self._adapter))
         else:
             if self._on_cpu:
                 self._llm.collective_rpc(forget_expert_kernels)
@@ -354,6 +358,17 @@ class VllmSampler:
         for now, at_start in zip(self._on_each_rank(worker_buffers), self._buffers, strict=True):
             check_buffers(self.name, now, at_start)
         self.policy_version = version
+
+    def _problem_of_adapters(self, adapter: LoraConfig) -> str:
+        """Say why vLLM would leave out a part of the adapter, or could not compute it; nothing where it can."""
+        if self._on_cpu and any(self._llm.collective_rpc(wraps_experts)):
+            return ": with adapters, vLLM computes experts by Triton, which CPUs do not have"
+        parts = sorted(adapter.parts - {"language_model"})
+        if not parts or all(self._llm.collective_rpc(takes_adapters_in_towers)):
+            return ""
+        kind = self._builder.config.model_type
+        refused = f"vLLM {self._vllm.__version__} applies no adapters in models of type {kind}"
+        return f", and targets names {' and '.join(parts)}, where {refused}"
 
     def _load_adapter(self, tensors: NamedTensors, rank: int) -> None:
         """Replace the engine's adapter. The new one has a new id: nothing that belongs to the old one can be used.
@@ -372,7 +387,14 @@ class VllmSampler:
             if self._loaded is not None:
                 self._llm.llm_engine.remove_lora(self._loaded.lora_int_id)
             self._loaded = LoRARequest(f"adapter-{number}", number, folder)
-            self._llm.llm_engine.add_lora(self._loaded)
+            try:
+                self._llm.llm_engine.add_lora(self._loaded)
+            except ValueError as error:  # it names layers of the model that take none
+                reason = " ".join(str(error).split())
+                raise UserError(
+                    f"vLLM takes no adapter in some of the layers that model.lora.targets names: {reason:.200}...; "
+                    "name others, or set model.lora.sync=merged"
+                ) from error
         assert self._llm.llm_engine.list_loras() == {number}
 
     def fingerprint(self, layout: WeightLayout) -> Fingerprint:
@@ -461,11 +483,18 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
     """Return vLLM's options for one adapter. Raises UserError for a rank that it does not take."""
     from vllm.config.lora import MaxLoRARanks
 
-    needed = adapter.rank_of("language_model")  # where else vLLM applies none
+    needed = _largest_rank(adapter)
     ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= needed]
     if not ranks:
         raise UserError(f"model.lora.rank is {needed}, above what vLLM takes: set model.lora.sync=merged")
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
+    settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
+    if adapter.parts - {"language_model"}:
+        settings["enable_tower_connector_lora"] = True
+    return settings
+
+
+def _largest_rank(adapter: LoraConfig) -> int:
+    return max(adapter.rank_of(part) for part in adapter.parts)
 
 
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:

@@ -53,6 +53,16 @@ def repack_heads(worker: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
+def takes_adapters_in_towers(worker: Any) -> bool:
+    """Tell whether vLLM applies adapters in the model's tower and merger, not in its language model alone."""
+    return bool(getattr(worker.get_model(), "supports_tower_connector_lora", False))
+
+
+def wraps_experts(worker: Any) -> bool:
+    """Tell whether layers of experts are computed by the kernel for adapters."""
+    return any(hasattr(module, "w13_lora_a_stacked") for module in worker.get_model().modules())
+
+
 def sleep_beside_others(worker: Any) -> None:
     """Let the worker fall asleep while another process takes memory of its card.
 
@@ -170,6 +180,14 @@ def _adapter_tensors(
     """
     for prefix, module in model.named_modules():
         if not hasattr(module, "lora_a_stacked"):
+            continue
+        if isinstance(module.lora_b_stacked, Tensor) or module.lora_b_stacked[0].dim() != 4:
+            # An embedding, an output head or experts: none of them gets an adapter of the learner's.
+            for factor in ("a", "b"):
+                stacked = getattr(module, f"lora_{factor}_stacked")
+                for part, slots in enumerate([stacked] if isinstance(stacked, Tensor) else stacked):
+                    if bool(slots.any()):
+                        yield f"{prefix}.lora_{factor.upper()}.{part} (the engine's)", slots
             continue
         sizes = [len(b[0, 0]) for b in module.lora_b_stacked]
         for factor, stacked in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked)):
