@@ -37,7 +37,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow real test-real crash mutate lint format types audit hashes check-hashes soak docs demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow real test-real crash mutate lint format types audit hashes check-hashes newest soak docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -126,6 +126,11 @@ check-hashes: $(STAMP) ## install these files anew, each compared with its hash
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/hashed
 	$(BIN)/uv pip install --quiet --python $(VENV)/hashed/bin/python --require-hashes --no-deps -r $(HASHED)
 	rm -rf $(VENV)/hashed
+
+# RELEASES='transformers==5.21.0' tries that one; PYTEST_ARGS='-k qwen3_vl' some of the tests.
+RELEASES ?=
+newest: $(STAMP) ## the newest transformers, vLLM and torch of the package index: which family tests break; an hour
+	$(TEST_ENV) $(BIN)/python -m tests.versions $(RELEASES) -- $(PYTEST_ARGS)
 
 soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow, and a long fuzz
 	$(TEST_ENV) $(BIN)/python -m tests.soak
