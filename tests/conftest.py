@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Generator
 from datetime import date
 from functools import cache
@@ -63,6 +64,10 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     """Let no later collection look through what was imported: a million objects each time."""
+    if "transformers.configuration_utils" in sys.modules:
+        from tests.helpers.quick_configs import use_quick_configs
+
+        use_quick_configs()
     gc.freeze()
     gc.enable()
 

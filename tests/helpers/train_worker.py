@@ -38,6 +38,7 @@ import torch
 
 from tests.helpers import crash_points
 from tests.helpers.processes import children_of
+from tests.helpers.quick_configs import use_quick_configs
 from tests.helpers.served import free_port
 from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl import train as loop
@@ -645,9 +646,11 @@ def _fork_rank(job: Job, variables: dict[str, str]) -> int:
 def load_everything() -> None:
     """Import what nearly every job needs; each would spend seconds on it."""
     import pandas  # noqa: F401
+    import qwen_vl_utils.vision_process  # noqa: F401
     import scipy.stats  # noqa: F401
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
+    use_quick_configs()
     import_deepspeed()
     VIDEO_PROCESSOR_MAPPING.values()  # opening any processor imports them all
 
