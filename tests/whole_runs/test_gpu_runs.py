@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tests.helpers.own_environment import Pictures
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.rotation import todays
-from tests.helpers.toy_runs import Runner, Toys, make_toys, metrics_of
+from tests.helpers.toy_runs import Toys, metrics_of
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
@@ -106,13 +106,6 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for section, values in part.items():
             tree[section] = {**tree.get(section, {}), **values}
     return tree
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Toys]:
-    folder = tmp_path_factory.mktemp("gpu-runs")
-    with Runner(folder) as runner:
-        yield make_toys(folder, tiny_model=tiny_model, runner=runner)
 
 
 def check_close(run: RunDirectory, expected: RunDirectory, *, only_first: bool = False) -> None:
