@@ -44,7 +44,7 @@ def measure(sampler: Sampler, model: torch.nn.Module, *, rounds: int) -> dict[st
     for _ in range(rounds):
         for name, is_watched in (("weights alone", False), ("weights, with the learner's checksum", True)):
             sampler.sleep()
-            sent = FingerprintBuilder(dtype=sampler.dtype)
+            sent = FingerprintBuilder(dtype=sampler.dtype, quantization=sampler.quantization)
             weights = model.named_parameters()
             begun = finish()
             sampler.load_weights(sent.watch(weights) if is_watched else weights, version=1)

@@ -51,6 +51,11 @@ def gpu_names() -> set[str]:
     return {torch.cuda.get_device_name(index) for index in range(num_gpus())}
 
 
+def gpu_capability() -> tuple[int, int]:
+    """Return the compute capability of this process's GPU, such as (9, 0) of an H100."""
+    return torch.cuda.get_device_capability()
+
+
 def peak_rate() -> float | None:
     """Return the bfloat16 operations a second of this process's GPU by its data sheet, dense; None where unknown."""
     if not has_gpu():

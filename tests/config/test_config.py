@@ -26,6 +26,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("papers/*/*.yaml")])
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 SUPERVISED = sorted((CONFIGS / "sft").glob("*.yaml"))
+FP8 = ["rollout.quantization=fp8", "rollout.sampler=vllm", "rollout.max_gap=0.3"]
 MINIMAL = """\
 out: runs/x
 model: {path: some/model}
@@ -349,6 +350,30 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (
             ["rollout.vllm.speculative_config={method: ngram}", "rollout.sampler=server"],
             ["vllm.speculative_config is set, and sampler is server"],
+        ),
+        (
+            ["rollout.vllm.quantization=fp8"],
+            ["vllm.quantization", "decided by rollout.quantization"],
+        ),
+        (
+            ["rollout.quantization=fp8", "rollout.sampler=vllm"],
+            ["quantization is fp8, and max_gap is null", "set max_gap, to begin with to 0.3"],
+        ),
+        (
+            ["rollout.quantization=fp8", "rollout.max_gap=0.3", "rollout.sampler=transformers"],
+            ["quantization is fp8, and sampler is transformers", "set sampler to vllm or server"],
+        ),
+        (
+            [*FP8, "train.old_logprobs=sampler"],
+            ["train.old_logprobs is sampler, and rollout.quantization is fp8", "importance correction"],
+        ),
+        (
+            [*FP8, "model.lora={sync: adapter}"],
+            ["model.lora.sync is adapter, and rollout.quantization is fp8", "model.lora.sync=merged"],
+        ),
+        (
+            [*FP8, "model.dtype=float32"],
+            ["model.dtype is float32, which vLLM does not round"],
         ),
         (["rollout.vllm.gpu_memory_utilization=high"], ["vllm.gpu_memory_utilization is 'high'", "at most 1"]),
         (["rollout.vllm.gpu_memory_utilization=null"], ["vllm.gpu_memory_utilization is None"]),

@@ -267,6 +267,11 @@ def test_host_memory_by_hand() -> None:
     assert plan_of(LUSPO_7B, "train.zero_stage=3", shards).memory.host == 2 * n // ranks
     adapter = plan_of(LUSPO_7B, "model.lora={rank: 8, sync: adapter}", "rollout.sampler=vllm").memory
     assert adapter.host == adapter.engine_weights == 2 * n
+    # The 7B's matrices by hand: 28 layers of 3,584 with 4 heads of keys and values of 128, and MLPs of 18,944.
+    rows, columns = (3584, 512, 512, 3584, 18944, 18944, 3584), (3584, 3584, 3584, 3584, 3584, 3584, 18944)
+    saved = 28 * sum(row * column - 4 * row for row, column in zip(rows, columns, strict=True))
+    halved = plan_of(LUSPO_7B, "rollout={quantization: fp8, sampler: vllm, max_gap: 0.3}", "model.dtype=bfloat16")
+    assert halved.memory.engine_weights == 2 * n - saved
     words = ["host: loading", "host: optimizer", "host: checkpoint"]
     page = shown(LUSPO_7B, "checkpoint.async_save=true", "rollout.offload_optimizer=true")
     assert [word in page for word in words] == [True] * 3

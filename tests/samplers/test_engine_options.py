@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from copy import copy, deepcopy
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
+from vlm_rl.samplers.vllm import options as options_module
 from vlm_rl.samplers.vllm.options import batch_invariance, check_media_limits, engine_options
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -111,6 +113,40 @@ def test_a_limit_below_what_a_problem_has_is_refused_before_the_engine_starts(
         return
     with pytest.raises(UserError, match=f"rollout.vllm.limit_mm_per_prompt lets a prompt have {refused}"):
         check_media_limits({"limit_mm_per_prompt": limits}, problems)
+
+
+@pytest.mark.parametrize("capability", [None, (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
+def test_fp8_is_asked_of_cards_that_have_it(
+    builder: PromptBuilder, capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is a CPU, which is not asked. vLLM gets one pattern of layers, and a scale for each row."""
+    settings: dict[str, Any] = {"layers": 36, "on_cpu": capability is None, "user": {}}
+    assert not {"quantization", "quantization_config"} & options(builder, **settings).keys()
+    if capability is not None:
+        monkeypatch.setattr(options_module, "gpu_capability", lambda: capability)
+    if capability is not None and capability < (8, 9):
+        with pytest.raises(UserError, match=rf"compute capability {capability[0]}\.{capability[1]}: .* from 8\.9 on"):
+            options(builder, **settings, quantization="fp8")
+        return
+    given = options(builder, **settings, quantization="fp8")
+    assert given["quantization"] == "online" and given["dtype"] == "bfloat16"
+    ((pattern, rounding),) = given["quantization_config"]["targets"].items()
+    assert rounding == "fp8_per_channel" and pattern.startswith("re:")
+    layers = {
+        "model.layers.1.self_attn.qkv_proj": True,
+        "language_model.model.layers.27.mlp.gate_up_proj": True,
+        "language_model.model.layers.27.mlp.down_proj": True,
+        "model.text_model.layers.0.self_attn.o_proj": True,
+        "language_model.model.layers.0.self_attn.attn": False,
+        "language_model.model.layers.0.mlp.gate": False,
+        "language_model.model.layers.0.linear_attn.out_proj": False,
+        "language_model.lm_head": False,
+        "visual.blocks.0.attn.qkv": False,
+        "visual.blocks.0.mlp.gate_up_proj": False,
+        "vision_tower.encoder.layers.0.self_attn.qkv_proj": False,
+        "multi_modal_projector.linear_1": False,
+    }
+    assert {name: bool(re.match(pattern[3:], name)) for name in layers} == layers
 
 
 def test_batch_invariance_is_set_before_vllm_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

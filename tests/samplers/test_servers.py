@@ -153,6 +153,10 @@ def test_a_server_without_the_token_or_with_another_model_is_not_used(fleet: Fle
     (tmp_path / "token").write_text("wrong")
     for change, reason in (
         ({"model_sha256": "0" * 64}, "it serves a different model: start it with `vlm-rl serve`"),
+        (
+            {"quantization": "fp8"},
+            "it serves quantization None, and this run needs 'fp8'",
+        ),
         ({"token_file": tmp_path / "token"}, "HTTP 401"),
     ):
         sampler = fleet.sampler(timeout=0.5, **change)

@@ -154,9 +154,13 @@ def test_episodes_on_a_gpu_have_the_numbers_of_those_on_a_cpu(toys: Toys) -> Non
 
 
 def test_a_learner_on_a_gpu_feeds_vllm(toys: Toys) -> None:
-    """Weights go from the GPU into vLLM's engine, here on the CPU; checksum and probe of each sync hold."""
+    """Weights go from the GPU into vLLM's engine, here on the CPU; checksum and probe of each sync hold.
+
+    The engine rounds them to FP8, and the learner knows without it to which bits.
+    """
     pytest.importorskip("vllm")
-    changes = merged([{"rollout": {"sampler": "vllm"}}, {"model": {"dtype": "float32"}, "train": {"steps": 2}}])
+    fp8 = {"sampler": "vllm", "quantization": "fp8", "max_gap": 0.3}
+    changes = merged([{"rollout": fp8}, {"model": {"dtype": "bfloat16"}, "train": {"steps": 2, "zero_stage": 2}}])
     result = toys.runner(
         "train", str(toys.config("gpu-vllm", **changes)), faults={"pretend_gpu": {"engine_on_cpu": True}}
     )

@@ -19,6 +19,7 @@ from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
 from vlm_rl.errors import near
 
+Quantization = Literal["fp8"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 # What a resume may change; any other change would make it a different run.
 _ZERO = "train.deepspeed.zero_optimization"
@@ -238,6 +239,11 @@ class RolloutConfig(ConfigSection):
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md. Experimental on GPUs."""
+    quantization: Quantization | None = None
+    """fp8: the engine keeps the projections of the language model's attention and MLPs in 8 bits, and rounds their
+    inputs too. The learner stays in bfloat16, and the importance ratio corrects for the difference, so max_gap must
+    be given. Needs sampler vllm or server, and a GPU of compute capability 8.9 or later; on a CPU, model.dtype:
+    bfloat16. null: all in model.dtype. See docs/performance.md. Experimental on GPUs."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
     is not compiled, unless enforce_eager is false. speculative_config may draft tokens by n-grams, which changes no
@@ -308,6 +314,17 @@ class RolloutConfig(ConfigSection):
             yield (
                 f"tensor_parallel is {self.tensor_parallel}, and vllm.enable_expert_parallel is true: the proof of a "
                 "sync knows experts that are divided, not dealt out; leave it out"
+            )
+        if self.quantization and self.sampler not in ("vllm", "server"):
+            yield (
+                f"quantization is {self.quantization}, and sampler is {self.sampler}: only vLLM rounds weights; set "
+                "sampler to vllm or server"
+            )
+        if self.quantization and self.max_gap is None:
+            yield (
+                f"quantization is {self.quantization}, and max_gap is null: its default is what rounding to bfloat16 "
+                f"explains, and {self.quantization} is coarser; set max_gap, to begin with to 0.3, and then to "
+                "three times what rollout/logprob_gap shows in the first steps"
             )
         if self.replay_routing and self.sampler == "server":
             yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
@@ -515,6 +532,16 @@ class Config(ConfigSection):
                 f"model.lora.sync is adapter, and rollout.sampler is {self.rollout.sampler}, which takes merged "
                 "weights alone: use the vllm sampler, or model.lora.sync=merged"
             )
+        if lora is not None and lora.sync == "adapter" and self.rollout.quantization:
+            yield (
+                f"model.lora.sync is adapter, and rollout.quantization is {self.rollout.quantization}: vLLM would "
+                "add the adapter to rounded weights, which are not the learner's base; set model.lora.sync=merged"
+            )
+        if self.rollout.quantization and self.model.dtype == "float32":
+            yield (
+                f"rollout.quantization is {self.rollout.quantization}, and model.dtype is float32, which vLLM does "
+                "not round: set model.dtype=bfloat16"
+            )
         if lora is not None and lora.sync == "adapter" and self.rollout.tensor_parallel > 1:
             yield (
                 f"model.lora.sync is adapter, and rollout.tensor_parallel is {self.rollout.tensor_parallel}: an "
@@ -583,6 +610,12 @@ class Config(ConfigSection):
                 yield (
                     f"train.old_logprobs is sampler, and algorithm.rejection is {self.algorithm.rejection}: the "
                     "learner's own log-probs, which it compares, are not computed; use train.old_logprobs=learner"
+                )
+            if self.rollout.quantization:
+                yield (
+                    f"train.old_logprobs is sampler, and rollout.quantization is {self.rollout.quantization}: the "
+                    "truncated importance correction, which stands for the rounding, needs the learner's own "
+                    "log-probs; use train.old_logprobs=learner"
                 )
             for key in ("carry_over", "ahead"):
                 if value := getattr(self.rollout, key):

@@ -222,7 +222,7 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
     Raises StaleWeightsError where other weights arrive.
     """
     phase(f"bringing the weights into {engine.name}, sync {version}")
-    builder = FingerprintBuilder(dtype=engine.dtype)
+    builder = FingerprintBuilder(dtype=engine.dtype, quantization=engine.quantization)
     engine.load_weights(builder.watch(sent_tensors(policy.model)), version=version)
     check_fresh(engine, builder.result())
     phase(f"comparing the log-probs of responses by {engine.name}, sync {version}")

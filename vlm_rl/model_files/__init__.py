@@ -6,6 +6,7 @@ hub_models         models by their name on the hub
 adapters           LoRA adapters on disk, and how they are merged
 checkpoint_layout  a model's parameters as its published checkpoints have them
 finite_weights     NaN and infinity in a file of weights
+fp8                weights in FP8, as a rollout engine rounds them
 tag_spelling       tags that are single tokens: were they trained, and how to spell them as plain text
 routers            the routers of a mixture of experts, and a record of what they choose
 """
@@ -14,6 +15,7 @@ __all__ = [
     "adapters",
     "checkpoint_layout",
     "finite_weights",
+    "fp8",
     "hub_models",
     "model_folder",
     "routers",

@@ -30,6 +30,7 @@ from vlm_rl.learner.attention.patches import is_patched
 from vlm_rl.learner.checkpoint_size import DiskRoom, checkpoint_bytes
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
 from vlm_rl.learner.sequence_parallel import check_heads, check_ranks
+from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_context, check_divides, is_same_folder, read_model_config
 from vlm_rl.planning.memory import (
     Memory,
@@ -148,6 +149,7 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
         on_gpu = has_gpu() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
+    check_fp8(sizes.config, config.rollout, dtype=dtype)
     check_deepspeed_options(config.train)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     teacher = _teacher_parameters(config)

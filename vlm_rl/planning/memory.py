@@ -24,6 +24,7 @@ from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
+from vlm_rl.model_files.fp8 import is_in_fp8
 from vlm_rl.model_files.model_folder import layer_configs
 
 MERGER_COPIES = 5  # of a patch's hidden state: its norm in and out, the two sides of the activation, the output
@@ -109,6 +110,12 @@ class ModelSizes:
         return sum(self.by_part.values())
 
     @cached_property
+    def saved_by_fp8(self) -> int:
+        """Return the bytes by which an engine's copy in bfloat16 shrinks where it rounds to FP8."""
+        matrices = [matrix for name, matrix in self.model.named_parameters() if is_in_fp8(name)]
+        return sum(matrix.numel() - 4 * len(matrix) for matrix in matrices)  # a float32 scale for each row
+
+    @cached_property
     def largest(self) -> int:
         """Return the number of elements of the largest tensor."""
         return max(parameter.numel() for parameter in self.model.parameters())
@@ -177,7 +184,8 @@ def memory_of_rank(
     if not on_gpu:  # it takes only the pages that are filled, while activations are freed
         buckets = max(0, min(buckets, dtype.itemsize * trainable) - activations - head)
     loaded = min(total, -(-total // ranks) + sizes.largest) if stage == 3 else total
-    engine = dtype.itemsize * sizes.total // config.rollout.tensor_parallel
+    saved = sizes.saved_by_fp8 if config.rollout.quantization is not None else 0
+    engine = (dtype.itemsize * sizes.total - saved) // config.rollout.tensor_parallel
     is_offloaded = optimizer_is_offloaded(config.train)
     host_optimizer = optimizer if config.rollout.offload_optimizer else 0
     if is_offloaded:

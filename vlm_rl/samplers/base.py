@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from vlm_rl.config import Quantization
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import KeptIds, NamedTensors, Observation, ObservedTokens, Prompt, Rollout, Turn
@@ -126,6 +127,7 @@ class Sampler(Protocol):
     name: str
     policy_version: int  # what the last `load_weights` was given
     dtype: torch.dtype  # of the engine's weights: the learner's fingerprint is taken in it
+    quantization: Quantization | None  # how some of them are rounded beyond that; in the fingerprint too
 
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """Sample `params.responses` whole responses per prompt, and return them in the prompts' order.

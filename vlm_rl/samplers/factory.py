@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from vlm_rl.config import LoraConfig
+from vlm_rl.config import LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.distributed import from_main, rank
@@ -30,6 +30,7 @@ def make_sampler(
     vllm_options: Mapping[str, Any] | None = None,
     adapter: LoraConfig | None = None,
     tensor_parallel: int = 1,
+    quantization: Quantization | None = None,
     seed: int = 0,
     returns_routing: bool = False,
     returns_kept: bool = False,
@@ -48,6 +49,7 @@ def make_sampler(
         vllm_options: passed to vllm.LLM as they are; transformers takes none.
         adapter: what `load_weights` brings beside the weights in `model_path`, if not these themselves.
         tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
+        quantization: how a vLLM engine rounds weights beyond `dtype` (vlm_rl.model_files.fp8).
         seed: of the engine itself; every response has a seed of its own.
         returns_kept: whether rollouts bring the ids that truncation left of each token.
         returns_routing: whether rollouts bring the experts that their tokens were sent to.
@@ -87,7 +89,13 @@ def make_sampler(
         from vlm_rl.samplers.vllm.engine import VllmSampler
 
         sampler = VllmSampler(
-            **shared, options=vllm_options, adapter=adapter, tensor_parallel=tensor_parallel, seed=seed, phase=phase
+            **shared,
+            options=vllm_options,
+            adapter=adapter,
+            tensor_parallel=tensor_parallel,
+            quantization=quantization,
+            seed=seed,
+            phase=phase,
         )
     if base is not None:
         _load_adapter(sampler, model_path)
@@ -96,7 +104,7 @@ def make_sampler(
 
 def _load_adapter(sampler: Sampler, folder: str) -> None:
     """Replace the base model's weights in the engine by the merged ones."""
-    sent = FingerprintBuilder(dtype=sampler.dtype)
+    sent = FingerprintBuilder(dtype=sampler.dtype, quantization=sampler.quantization)
     merged = load_merged(folder, dtype=sampler.dtype)
     sampler.load_weights(sent.watch(sent_tensors(merged)), version=0)
     check_fresh(sampler, sent.result())
@@ -114,7 +122,8 @@ def check_loaded(sampler: Sampler, folder: str) -> None:
 
     def stored() -> Fingerprint:
         tensors = stored_tensors(folder, dtype=sampler.dtype)
-        return fingerprint(((name, tensor.to(device)) for name, tensor in tensors), dtype=sampler.dtype)
+        on_device = ((name, tensor.to(device)) for name, tensor in tensors)
+        return fingerprint(on_device, dtype=sampler.dtype, quantization=sampler.quantization)
 
     expected = from_main(stored)
     if sampler.fingerprint(expected.layout) != expected:

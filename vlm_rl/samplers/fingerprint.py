@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from vlm_rl.config import Quantization
+from vlm_rl.model_files.fp8 import as_held
 from vlm_rl.types import NamedTensors
 
 WeightLayout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
@@ -62,13 +64,14 @@ class Fingerprint:
 class FingerprintBuilder:
     """Adds tensors up one by one, for weights that are never in memory all at once.
 
-    builder = FingerprintBuilder(dtype=sampler.dtype)
+    builder = FingerprintBuilder(dtype=sampler.dtype, quantization=sampler.quantization)
     sampler.load_weights(builder.watch(learner.stream_weights()), version=7)
     check_fresh(sampler, builder.result())
     """
 
-    def __init__(self, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, *, dtype: torch.dtype | None = None, quantization: Quantization | None = None) -> None:
         self.dtype = dtype  # elements are rounded to it first; None takes them as they are
+        self.quantization: Quantization | None = quantization  # how the engine rounds some matrices beyond that
         self._layout: dict[str, tuple[int, ...]] = {}
         self._sums: list[torch.Tensor] = []
 
@@ -76,6 +79,9 @@ class FingerprintBuilder:
         """Add one tensor. Tied weights are to be given once, as `named_parameters()` does."""
         assert name not in self._layout, f"tensor {name} was given twice"
         self._layout[name] = tuple(tensor.shape)
+        if self.quantization is not None:
+            assert self.dtype is not None
+            tensor = as_held(name, tensor, dtype=self.dtype)
         self._sums.append(_hash_sum(Shard(name, tensor, tuple(tensor.shape)), dtype=self.dtype))
 
     def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,9 +95,11 @@ class FingerprintBuilder:
         return Fingerprint(sum(_read(self._sums)) % (1 << 64), dict(self._layout))
 
 
-def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
-    """Return the fingerprint of named tensors, each rounded to `dtype` first unless that is None."""
-    builder = FingerprintBuilder(dtype=dtype)
+def fingerprint(
+    tensors: NamedTensors, *, dtype: torch.dtype | None = None, quantization: Quantization | None = None
+) -> Fingerprint:
+    """Return the fingerprint of named tensors, each first rounded as FingerprintBuilder is told."""
+    builder = FingerprintBuilder(dtype=dtype, quantization=quantization)
     for name, tensor in tensors:
         builder.add(name, tensor)
     return builder.result()

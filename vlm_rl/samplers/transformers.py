@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
+from vlm_rl.config import Quantization
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import default_device
@@ -71,6 +72,7 @@ class TransformersSampler:
             )
         self.policy_version = 0
         self.dtype = dtype
+        self.quantization: Quantization | None = None
         self._builder = builder
         self._max_model_len = max_model_len
         self._batch_size = batch_size

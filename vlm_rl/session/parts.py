@@ -104,6 +104,7 @@ def load_sampler(
             token_file=token_path(rollout.server_token),
             timeout=rollout.server_timeout,
             tensor_parallel=rollout.tensor_parallel,
+            quantization=rollout.quantization,
             model_sha256=sha256((Path(config.model.path) / "config.json").read_bytes()).hexdigest(),
         )
         return ServerSampler(
@@ -128,6 +129,7 @@ def load_sampler(
         vllm_options=rollout.vllm,
         adapter=engine_adapter(config),
         tensor_parallel=rollout.tensor_parallel,
+        quantization=rollout.quantization,
         seed=config.seed,
         returns_routing=rollout.replay_routing,
         returns_kept=rollout.top_k > 0,

@@ -19,6 +19,7 @@ from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
+from vlm_rl.devices import model_dtype
 from vlm_rl.distributed import from_main, rank, world_size
 from vlm_rl.environments.host import EpisodeHost, open_host
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
@@ -27,6 +28,7 @@ from vlm_rl.learner.architectures import check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, prompts_to_check
 from vlm_rl.learner.row_budget import RowBudget
+from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_context, check_divides
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.rewards.reward import RewardFunction, open_accuracy
@@ -142,6 +144,7 @@ class Session:
         observed = config.environment.max_images if host is not None else 0
         check_media_limits(config.rollout.vllm, problems, more_images=observed)
         check_divides(builder.config, config.rollout)
+        check_fp8(builder.config, config.rollout, dtype=model_dtype(self.device, config.model.dtype))
         check_routing(builder.config, replay=config.rollout.replay_routing)
         self._build = builder.build if host is None else partial(host.build, seed=config.seed)
         check_a_prompt_fits(self._build, self.problems, config.data)

@@ -37,7 +37,7 @@ class WeightSync:
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
         """
-        sent = FingerprintBuilder(dtype=self.sampler.dtype)
+        sent = FingerprintBuilder(dtype=self.sampler.dtype, quantization=self.sampler.quantization)
         stream = self.learner.stream_adapters() if self.adapter_alone else self.learner.stream_weights()
         self.sampler.load_weights(sent.watch(stream), version=self.learner.num_updates)
         weights = sent.result()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vlm_rl.config import is_server_address
+from vlm_rl.config import Quantization, is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
@@ -36,6 +36,7 @@ class ServerSettings:
     timeout: float  # seconds without any server
     model_sha256: str  # of the served model's config.json
     tensor_parallel: int = 1  # cards of each server
+    quantization: Quantization | None = None  # how they round weights
     silence: float = SILENCE
 
 
@@ -141,6 +142,7 @@ class Fleet:
         needed: dict[str, Any] = {
             "model": self.settings.model_sha256,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "quantization": self.settings.quantization,
             "max_model_len": self._max_model_len,
             "logprobs_mode": "processed_logprobs",
             "world_size": self.settings.tensor_parallel,

@@ -21,6 +21,7 @@ from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
@@ -82,6 +83,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         model, template=data.prompt_template, min_pixels=data.min_pixels, max_pixels=data.max_pixels
     )
     check_divides(builder.config, config.rollout)
+    check_fp8(builder.config, config.rollout, dtype=model_dtype(device, config.model.dtype))
     if isinstance(videos := media_limits(config.rollout.vllm).get("video"), int) and videos:
         builder.expect_videos(videos)
     on_cpu = device.type == "cpu"
@@ -95,6 +97,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         on_cpu=on_cpu,
         options=config.rollout.vllm,
         tensor_parallel=config.rollout.tensor_parallel,
+        quantization=config.rollout.quantization,
     )
     options |= {
         "host": host,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vlm_rl.config import Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.model_files.checkpoint_layout import as_published
@@ -75,6 +76,7 @@ class ServerSampler:
         """
         self.policy_version = 0
         self.dtype = dtype
+        self.quantization: Quantization | None = settings.quantization
         self.fleet = Fleet(
             settings, builder=builder, max_model_len=max_model_len, dtype=dtype, is_stopped=is_stopped, note=note
         )
@@ -152,7 +154,7 @@ class ServerSampler:
     def _restore(self) -> Fingerprint:
         """Wait for a server, push the weights again, and return their proven fingerprint."""
         while True:
-            fingerprint = FingerprintBuilder(dtype=self.dtype)
+            fingerprint = FingerprintBuilder(dtype=self.dtype, quantization=self.quantization)
             with self.fleet.pushing():
                 self._push(fingerprint.watch(self._weights()), from_main(self.fleet.wait))
             expected = fingerprint.result()

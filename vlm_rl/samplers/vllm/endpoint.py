@@ -81,6 +81,7 @@ async def _info(engine: Any) -> dict[str, Any]:
     return {
         "model": hashlib.sha256((Path(model.model) / "config.json").read_bytes()).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": "fp8" if model.quantization == "online" else model.quantization,  # as `vlm-rl serve` asks
         "max_model_len": model.max_model_len,
         "logprobs_mode": model.logprobs_mode,
         "mm_processor_kwargs": model.multimodal_config and model.multimodal_config.mm_processor_kwargs,

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vlm_rl.config import ENGINE_SHARE, LoraConfig
+from vlm_rl.config import ENGINE_SHARE, LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import alive, rank
@@ -96,6 +96,7 @@ class VllmSampler:
         options: Mapping[str, Any] | None = None,
         adapter: LoraConfig | None = None,
         tensor_parallel: int = 1,
+        quantization: Quantization | None = None,
         seed: int = 0,
         returns_routing: bool = False,
         returns_kept: bool = False,
@@ -107,6 +108,7 @@ class VllmSampler:
         """
         self.policy_version = 0
         self.dtype = dtype
+        self.quantization: Quantization | None = quantization
         self._builder = builder
         self._max_model_len = max_model_len
         self._vllm = import_vllm()
@@ -122,6 +124,7 @@ class VllmSampler:
             on_cpu=self._on_cpu,
             options=options,
             tensor_parallel=tensor_parallel,
+            quantization=quantization,
         )
         settings.setdefault("enable_sleep_mode", not self._on_cpu)
         if not self._on_cpu:

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
+from vlm_rl.config import Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision.family import video_metadata
+from vlm_rl.devices import gpu_capability
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.fp8 import FP8_LAYERS
 from vlm_rl.model_files.model_folder import layer_configs
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Problem, Video
@@ -85,6 +88,7 @@ def engine_options(
     on_cpu: bool,
     options: Mapping[str, Any] | None,
     tensor_parallel: int = 1,
+    quantization: Quantization | None = None,
 ) -> dict[str, Any]:
     """Return the options of vllm.LLM that the learner's distribution needs, with the user's own.
 
@@ -100,6 +104,9 @@ def engine_options(
         on_cpu: whether the engine has no GPU.
         options: the user's own (rollout.vllm).
         tensor_parallel: cards of the engine.
+        quantization: rollout.quantization.
+
+    Raises UserError for a card that cannot multiply in FP8.
     """
     settings: dict[str, Any] = {
         "model": model_path,
@@ -116,6 +123,8 @@ def engine_options(
         "enforce_eager": on_cpu,
         "tensor_parallel_size": tensor_parallel,
     }
+    if quantization is not None:
+        settings |= _fp8_options(on_cpu=on_cpu)
     if on_cpu:
         # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
         # generator back, which CPU generators cannot do: seeded requests die.
@@ -132,6 +141,26 @@ def engine_options(
     if "limit_mm_per_prompt" in own and isinstance(limits := given.get("limit_mm_per_prompt"), Mapping):
         given["limit_mm_per_prompt"] = {**own["limit_mm_per_prompt"], **limits}  # what the user leaves out stays ours
     return {**settings, **own, **given}
+
+
+_FP8_CAPABILITY = (8, 9)  # Ada Lovelace, the first that multiplies matrices in FP8; Hopper is 9.0
+
+
+def _fp8_options(*, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's options that round the layers of vlm_rl.model_files.fp8 while it loads them.
+
+    A scale for each output row, and one for each token of the input: without both vLLM would choose a kernel that
+    reorders the weights.
+    """
+    if not on_cpu and (capability := gpu_capability()) < _FP8_CAPABILITY:
+        raise UserError(
+            f"rollout.quantization is fp8, and this GPU has compute capability {'.'.join(map(str, capability))}: "
+            f"matrices are multiplied in FP8 from {'.'.join(map(str, _FP8_CAPABILITY))} on; leave it out here"
+        )
+    return {
+        "quantization": "online",
+        "quantization_config": {"targets": {f"re:{FP8_LAYERS}": "fp8_per_channel"}},
+    }
 
 
 def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], *, more_images: int = 0) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm_rl.model_files.fp8 import values
 from vlm_rl.samplers.fingerprint import Shard, WeightLayout, buffer_digests, shard_checksums
 
 _FUSED_EXPERTS = {"gate_up_proj": "routed_experts.w13_weight", "down_proj": "routed_experts.w2_weight"}
@@ -285,6 +286,8 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if (kernel := _expert_kernel(module)) is not None and parameters["w13_weight"].device.type == "cpu":
             yield from ((f"{prefix}.{name}", tensor) for name, tensor in _unpack_experts(parameters, kernel))
             continue
+        if "weight_scale" in parameters:  # rounded to FP8: of both, what the engine multiplies with
+            yield f"{prefix}.weight", _from_fp8(module, parameters.pop("weight"), parameters.pop("weight_scale"))
         for name, parameter in parameters.items():
             packed = _unpack(module) if name == "weight" and hasattr(module, "cpu_linear") else None
             if parameter.numel() == 0 and packed is not None:
@@ -295,6 +298,12 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}".removeprefix("."), parameter  # the model itself has no prefix
             if packed is not None and not bool((packed == parameter).all()):
                 yield f"{prefix}.{name} (packed)", packed
+
+
+def _from_fp8(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
+    """Return the weight [out, in] of a layer in FP8, which keeps it as [in, out]; some kernels pad both sides."""
+    rows, columns = module.output_size_per_partition, module.input_size_per_partition
+    return values(weight.t()[:rows, :columns], scale[:rows], dtype=module.orig_dtype)
 
 
 def _unpack(module: Any) -> Tensor:
