@@ -89,6 +89,13 @@ def test_what_does_not_bring_the_kept_ids_is_refused(sections: dict[str, Any], m
         parse_config(tree | {key: tree.get(key, {}) | value for key, value in sections.items()}, where="test")
 
 
+def test_an_engine_on_several_ranks_may_bring_them() -> None:
+    """Each rank's engine samples all tokens, and so has what was kept of each beside its log-prob."""
+    tree: dict[str, Any] = {"out": "o", "model": {"path": "m"}, "data": {"train": ["d"]}}
+    rollout = parse_config(tree | {"rollout": {"top_k": 8, "sampler": "vllm", "tensor_parallel": 2}}).rollout
+    assert (rollout.top_k, rollout.tensor_parallel) == (8, 2)
+
+
 @pytest.mark.slow
 def test_vllm_on_a_cpu_is_refused_by_name(toys: Toys) -> None:
     pytest.importorskip("vllm")

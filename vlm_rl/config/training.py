@@ -362,8 +362,6 @@ class RolloutConfig(ConfigSection):
         for key in ("carry_over", "replay_routing"):
             if value := getattr(self, key):
                 yield f"{begin} {key} is {value}, which does not bring the kept ids along: leave one of them out"
-        if self.tensor_parallel > 1:
-            yield f"{begin} tensor_parallel is {self.tensor_parallel}: it is not built for divided engines"
 
 
 class TrainConfig(ConfigSection):
