@@ -31,7 +31,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.model_folder import SHIPPED
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, fits
-from vlm_rl.planning.memory import cache_bytes, side_by_side, stack_bytes_per_token
+from vlm_rl.planning.memory import cache_bytes, linear_bytes_per_token, side_by_side, stack_bytes_per_token
 from vlm_rl.planning.page import print_dry_run
 from vlm_rl.session.recomputation import settled
 
@@ -563,6 +563,55 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
     whole = stack(checkpointed=False)
     assert stack(checkpointed=True) == whole // 28 + 28 * 3584 * 2
     assert stack(checkpointed=True, offloaded=True) == whole // 28
+
+
+@pytest.mark.parametrize(("dtype", "linear"), [(torch.float32, 7104), (torch.bfloat16, 4400)])
+def test_layers_of_linear_attention_are_counted_as_what_they_keep(dtype: torch.dtype, linear: int) -> None:
+    """By hand: 4 heads of keys 8 wide, 8 of values 16 wide, so keys are 32 wide, or 64 for each head of values.
+
+    Convolution 2 * 32 + 128 = 192; rule 64 + 64 + 128 and 8 heads * (64 + 1), together 776; gated norm 5 * 128 = 640
+    in float32, and 8 * 128 = 1024 in bfloat16; projection 128; 8 heads * 5 float32 are 160 bytes. So 1736 * 4 + 160,
+    and 2120 * 2 + 160.
+    """
+    sizes = {"linear_num_key_heads": 4, "linear_key_head_dim": 8}
+    sizes |= {"linear_num_value_heads": 8, "linear_value_head_dim": 16}
+    text = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=4, **sizes)
+    assert text.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    assert linear_bytes_per_token(text, dtype) == linear
+    assert linear_bytes_per_token(AutoConfig.for_model("qwen3"), dtype) == 0
+    stack = partial(
+        stack_bytes_per_token, hidden=64, heads=2, query=64, kv=32, mlp=96, layers=4, dtype=dtype, patched=True
+    )
+    attention = (2 * 64 + 2 * 32) * dtype.itemsize + 4 * 2  # query and output, keys and values, a log-sum-exp a head
+    mixed, full = (partial(stack, linear_layers=n, linear=linear) for n in (3, 0))
+    for way in (False, "mlp"):
+        assert mixed(checkpointed=way) - full(checkpointed=way) == 3 * (linear - attention)
+    one = mixed(checkpointed=True) - 4 * 64 * dtype.itemsize  # a layer at a time is whole, the largest at most
+    assert one == (2 * 2 * 64 + 3 * 96) * dtype.itemsize + linear > full(checkpointed=True) - 4 * 64 * dtype.itemsize
+
+
+def test_a_plan_counts_linear_layers_in_place_of_those_that_attend(
+    family_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The plans of two folders that differ in the kinds of their layers alone, in float32."""
+    folder = shutil.copytree(family_model("qwen3_next"), tmp_path / "next")
+    raw = json.loads((folder / "config.json").read_text())
+    linear_layers = raw["layer_types"].count("linear_attention")
+    kept = []
+    for kinds in (raw["layer_types"], ["full_attention"] * raw["num_hidden_layers"]):
+        (folder / "config.json").write_text(json.dumps({**raw, "layer_types": kinds}))
+        model = {"path": str(folder), "gradient_checkpointing": False, "layer_patches": False}
+        config = config_of(model=model, data={"train": ["x"], "max_prompt_tokens": 512})
+        plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=1)
+        kept.append(plan.memory.activations)
+    heads, kv_heads = raw["num_attention_heads"], raw["num_key_value_heads"]
+    normed = raw["head_dim"] * (heads + kv_heads)  # queries and keys; as many for values and output
+    attention = 4 * (2 * normed + 2 * normed) + 4 * heads + 4 * (heads + kv_heads)
+    text = AutoConfig.for_model(**raw)
+    tokens = max(plan.config.train.micro_batch_tokens, 1024)
+    assert linear_layers and kept[0] - kept[1] == tokens * linear_layers * (
+        linear_bytes_per_token(text, torch.float32) - attention
+    )
 
 
 @pytest.mark.parametrize("patched", [True, False])

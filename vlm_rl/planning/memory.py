@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from vlm_rl.config import Checkpointing, Config, ModelPart, TrainConfig
 from vlm_rl.data.vision.family import vision_of
 from vlm_rl.learner.architectures import active_window, chosen_experts, family_of
+from vlm_rl.learner.attention.linear import CHUNK
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
@@ -333,7 +334,7 @@ def cache_bytes(config: Any, tokens: int, dtype: torch.dtype, *, ranks: int = 1)
     kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
     widths = [_kv_heads(layer) * _head_width(layer) for layer in layer_configs(text)]
     size = 2 * dtype.itemsize * sum(w * kept.get(kind, tokens) for w, kind in zip(widths, kinds, strict=True))
-    if (num_linear := kinds.count("linear_attention")) and hasattr(text, "linear_num_key_heads"):
+    if num_linear := num_linear_layers(text):
         keys = text.linear_num_key_heads * text.linear_key_head_dim
         values = text.linear_num_value_heads * text.linear_value_head_dim
         convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
@@ -365,8 +366,7 @@ def _mlp_width(text: Any) -> int:
 def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patched: bool) -> int:
     """Return the bytes that the forward pass of one full row keeps: text, its pixels, its images in tower and merger.
 
-    Of the text where ranks share a row, this rank's part; each of them computes all images. A layer of linear
-    attention is counted as one that attends.
+    Of the text where ranks share a row, this rank's part; each of them computes all images.
     """
     text = sizes.config.get_text_config()
     ranks = config.train.sequence_parallel
@@ -377,16 +377,18 @@ def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patch
         checkpointed=config.model.gradient_checkpointing,
         offloaded=config.model.offload_activations,
     )
-    text = max(layer_configs(text), key=_head_width)
-    head = _head_width(text)
+    widest = max(layer_configs(text), key=_head_width)
+    head = _head_width(widest)
     size = share_tokens(config) * stack_bytes(
-        hidden=text.hidden_size,
-        heads=text.num_attention_heads,
-        query=head * text.num_attention_heads,
-        kv=head * max(_kv_heads(text), ranks),  # a rank has one head of keys at least, of all tokens
+        hidden=widest.hidden_size,
+        heads=widest.num_attention_heads,
+        query=head * widest.num_attention_heads,
+        kv=head * max(_kv_heads(widest), ranks),  # a rank has one head of keys at least, of all tokens
         exchanged=ranks > 1,
-        mlp=_mlp_width(text),
+        mlp=_mlp_width(widest),
         layers=text.num_hidden_layers,
+        linear_layers=num_linear_layers(text),
+        linear=linear_bytes_per_token(text, dtype),
         has_head_norms=sizes.has_head_norms,
     )
     family = vision_of(sizes.config)
@@ -409,6 +411,37 @@ def _activations(config: Config, sizes: ModelSizes, dtype: torch.dtype, *, patch
     return size
 
 
+def num_linear_layers(text: Any) -> int:
+    """Return how many layers of a language model have linear attention of transformers' GatedDeltaNet."""
+    has_sizes = hasattr(text, "linear_num_key_heads")
+    return (getattr(text, "layer_types", None) or ()).count("linear_attention") if has_sizes else 0
+
+
+def linear_bytes_per_token(text: Any, dtype: torch.dtype) -> int:
+    """Return the bytes per token that linear attention keeps for its backward pass; 0 for a model without any.
+
+    Counted from transformers' layer and the kernels of flash-linear-attention and causal-conv1d, which no GPU has run
+    here; the loops in torch that stand in for them keep more. A layer keeps:
+
+    - the inputs of the convolution, which computes its activation again;
+    - of the delta rule queries and keys, of as many heads as the values have, and the values, copied into batches of
+      prompts and responses (what fills these up is not counted); for each head a row of a chunk's matrix, its
+      share, two float32 norms, and the float32 decay, also before its softplus;
+    - of the gated norm, which is transformers' own, its input, the normalized input, that times the weight, the gate
+      and its SiLU. In bfloat16 the input, the gate and the SiLU are float32 copies;
+    - the input of the last projection.
+    """
+    if not num_linear_layers(text):
+        return 0
+    heads = text.linear_num_value_heads
+    values = heads * text.linear_value_head_dim
+    convolution = 2 * text.linear_num_key_heads * text.linear_key_head_dim + values
+    rule = 2 * heads * text.linear_key_head_dim + values + heads * (CHUNK + 1)
+    norm = 5 * values if dtype == torch.float32 else 8 * values  # a float32 copy counts two
+    statistics = 4 * 5 * heads  # bytes: two norms and two decays of the rule's, one rate of the gated norm's
+    return (convolution + rule + norm + values) * dtype.itemsize + statistics
+
+
 def stack_bytes_per_token(
     *,
     hidden: int,
@@ -420,6 +453,8 @@ def stack_bytes_per_token(
     dtype: torch.dtype,
     patched: bool,
     checkpointed: Checkpointing,
+    linear_layers: int = 0,
+    linear: int = 0,
     offloaded: bool = False,
     has_head_norms: bool = False,
     exchanged: bool = False,
@@ -446,6 +481,8 @@ def stack_bytes_per_token(
         kv: the width of the keys, and of the values.
         mlp: the MLP's width.
         layers: how many there are.
+        linear_layers: how many of them have linear attention in place of grouped attention.
+        linear: bytes per token that its linear attention keeps, see linear_bytes_per_token.
         dtype: of weights and activations.
         patched: whether norms and MLPs are ours.
         checkpointed: model.gradient_checkpointing. Of auto the most is counted that it recomputes: where nothing is
@@ -458,15 +495,17 @@ def stack_bytes_per_token(
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
-    inside = (3 if patched else 4) * mlp
-    width = 2 * norm * hidden + (3 if exchanged else 2) * query + 2 * kv + inside
-    statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
+    mlps = (3 if patched else 4) * mlp * dtype.itemsize
+    attention = ((3 if exchanged else 2) * query + 2 * kv) * dtype.itemsize
+    attention += 4 * heads  # its log-sum-exp
     if has_head_norms:
-        width += (norm - 1) * (query + kv)
-        statistics += 4 * (heads + heads * kv // query)
-    layer = width * dtype.itemsize + statistics
+        attention += (norm - 1) * (query + kv) * dtype.itemsize
+        attention += 4 * (heads + heads * kv // query)  # the rate of each norm of a head
+    beside = 2 * norm * hidden * dtype.itemsize + mlps
+    whole = layers * beside + (layers - linear_layers) * attention + linear_layers * linear
+    largest = beside + max(attention if linear_layers < layers else 0, linear if linear_layers else 0)
     if not checkpointed:
-        return layers * layer
+        return whole
     if checkpointed == "mlp":
-        return layers * (layer - inside * dtype.itemsize) + inside * dtype.itemsize
-    return layer if offloaded else layers * hidden * dtype.itemsize + layer
+        return whole - (layers - 1) * mlps
+    return largest if offloaded else layers * hidden * dtype.itemsize + largest
