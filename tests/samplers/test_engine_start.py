@@ -9,18 +9,22 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tqdm import tqdm
 
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.vllm.engine import import_vllm
+from vlm_rl.samplers.vllm.engine import VllmSampler, import_vllm
 from vlm_rl.samplers.vllm.options import compile_cache, engine_environment, start_note
 from vlm_rl.samplers.vllm.start import PHASES, bars_hidden, folders_left_out_of_the_key, phases_told
+from vlm_rl.templates import TEMPLATES
 
 ROOTS = [
     ({}, ".cache/vllm"),
@@ -234,3 +238,26 @@ def test_the_second_checkpoint_starts_with_what_the_first_compiled(tiny_model: P
     assert any("compiles the model" in phase for phase in first["phases"]), first["phases"]
     assert "vLLM takes the compiled model from its cache" in second["phases"]
     assert second["drawn"] == first["drawn"]
+
+
+@pytest.mark.parametrize("key", ["use_qk_norm", "head_dim"])
+def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
+    key: str, family_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The learner and the transformers sampler do without it: transformers' classes have no such key."""
+    pytest.importorskip("vllm")
+    folder = shutil.copytree(family_model("glm4v_moe"), tmp_path / "glm")
+    config = json.loads((file := folder / "config.json").read_text())
+    del config["text_config"][key]
+    file.write_text(json.dumps(config))
+    with pytest.raises(UserError) as caught:
+        VllmSampler(
+            model_path=str(folder),
+            builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
+            max_model_len=256,
+            batch_size=1,
+            dtype=torch.float32,
+        )
+    told = f"{file}: vLLM reads text_config.{key}, which is not there, and transformers has no default"
+    assert str(caught.value).startswith(told)
+    assert "in models of type 'glm4v_moe_text': write the value there" in str(caught.value)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 
 from vlm_rl.config import ENGINE_SHARE, LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
@@ -155,6 +156,17 @@ class VllmSampler:
             reason = " ".join(str(error).split())
             instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
             raise UserError(f"vLLM cannot run the model at {model_path}: {reason:.300}; {instead}") from error
+        except AttributeError as error:
+            # Of published folders that omit a key: vLLM's classes may read it where transformers' have no default.
+            if not isinstance(error.obj, PreTrainedConfig):
+                raise
+            section = error.obj.base_config_key
+            raise UserError(
+                f"{Path(model_path) / 'config.json'}: vLLM reads {f'{section}.' if section else ''}{error.name}, "
+                "which is not there, and transformers has no default for it in models of type "
+                f"{error.obj.model_type!r}: write the value there with which the model was trained, or use the "
+                "transformers sampler"
+            ) from error
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
