@@ -149,6 +149,24 @@ CASES: dict[str, Case] = {
         "refused True",
         said,
     ),
+    "a table of descriptors for each thread": (
+        "def unshare(): outcomes.append(call(436, 4_000_000, 4_000_001, 2))\noutcomes = []\n"
+        "threads = [threading.Thread(target=unshare) for _ in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "report(*sorted({*outcomes}), call(436, 4_000_000, 4_000_001, 0), call(436, 4_000_000, 4_000_001, 4),"
+        " call(56 if os.uname().machine == 'x86_64' else 220, 0x10900, 0, 0, 0, 0))",
+        LIMITS,
+        "EPERM done done EPERM",
+        said,
+    ),
+    "sockets of families that load modules of the kernel": (
+        "pair, number = (ctypes.c_int * 2)(), 53 if os.uname().machine == 'x86_64' else 199\n"
+        "report(*sorted({call(number, family, 1, 0, pair) for family in (2, 10, 16, 17, 30, 31, 38, 40, 41, 45)}),"
+        " call(number, 1, 1, 0, pair))",
+        LIMITS,
+        "EPERM done",
+        said,
+    ),
     "locks, which the kernel keeps without a limit": (
         "import fcntl\nfile = open('x', 'wb')\nreport(attempt(lambda: fcntl.lockf(file, 1, 1, 0)),"
         " attempt(lambda: fcntl.flock(file, 2)))",

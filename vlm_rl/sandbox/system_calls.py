@@ -29,9 +29,9 @@ _ALLOWED_X86 = """
     llistxattr 195 flistxattr 196 getdents64 217 fadvise64 221 utimes 235 openat 257 mkdirat 258 futimesat 261
     newfstatat 262 unlinkat 263 renameat 264 linkat 265 symlinkat 266 readlinkat 267 fchmodat 268 faccessat 269
     pselect6 270 ppoll 271 utimensat 280 fallocate 285 dup3 292 pipe2 293 preadv 295 pwritev 296 renameat2 316
-    copy_file_range 326 preadv2 327 pwritev2 328 statx 332 close_range 436 faccessat2 439 mremap 25 msync 26
+    copy_file_range 326 preadv2 327 pwritev2 328 statx 332 faccessat2 439 mremap 25 msync 26
     mincore 27 epoll_create 213 epoll_wait 232 epoll_ctl 233 epoll_pwait 281 epoll_create1 291 epoll_pwait2 441
-    socketpair 53 sendto 44 recvfrom 45 shutdown 48 getsockname 51 getpeername 52 getsockopt 55 rt_sigaction 13
+    sendto 44 recvfrom 45 shutdown 48 getsockname 51 getpeername 52 getsockopt 55 rt_sigaction 13
     rt_sigprocmask 14 rt_sigreturn 15 pause 34 getitimer 36 alarm 37 setitimer 38 kill 62 rt_sigpending 127
     rt_sigtimedwait 128 rt_sigsuspend 130 sigaltstack 131 tkill 200 restart_syscall 219 tgkill 234 nanosleep 35
     gettimeofday 96 times 100 time 201 clock_gettime 228 clock_getres 229 getpid 39 execve 59 exit 60 wait4 61
@@ -57,7 +57,12 @@ _REFUSED_EVERYWHERE = (*range(424, 435), 438, 442, 447, 457, 458)
 
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
-_CLONE_THREAD = 0x10000
+# CLONE_VM, CLONE_FILES and CLONE_THREAD: threads share one table of descriptors, or each had as many as the limit.
+_CLONE_NEEDS = (0x100, 0x400, 0x10000)
+_CLOSE_RANGE = 436
+_CLOSE_ON_EXEC = 4  # the flag of close_range that does not unshare the table of descriptors
+_SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+_UNIX = 1  # other families load modules of the kernel
 _FOREIGN_TABLE = 0x40000000  # the bit of x86-64's second table of system calls (x32)
 _FCNTL, _IOCTL, _PRCTL = {"x86_64": 72, "aarch64": 25}, 16, 157
 _SET_PIPE_SIZE = 1031
@@ -70,7 +75,7 @@ _PRCTL_OPTIONS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32  # offsets in struct seccomp_data
 
 
 def is_known_machine() -> bool:
@@ -89,7 +94,9 @@ def filter_program() -> bytes:
         *_where(_JUMP_FROM, _FOREIGN_TABLE, _refuse()),
         # glibc falls back to clone, whose flags can be read here; those of clone3 are behind a pointer.
         *_where(_JUMP_EQUAL, _CLONE3, _refuse(errno.ENOSYS)),
-        *_where(_JUMP_EQUAL, _CLONE[machine], *_where_argument(_FIRST_ARGUMENT, _JUMP_BITS, [_CLONE_THREAD])),
+        *_where(_JUMP_EQUAL, _CLONE[machine], *_all_bits(_FIRST_ARGUMENT, _CLONE_NEEDS)),
+        *_where(_JUMP_EQUAL, _CLOSE_RANGE, *_where_argument(_THIRD_ARGUMENT, _JUMP_EQUAL, (0, _CLOSE_ON_EXEC))),
+        *_where(_JUMP_EQUAL, _SOCKETPAIR[machine], *_where_argument(_FIRST_ARGUMENT, _JUMP_EQUAL, [_UNIX])),
     ]
     checks += _allow_list() if machine == "x86_64" else _refusal_list(_FCNTL[machine])
     return b"".join(checks)
@@ -128,6 +135,14 @@ def _where_argument(place: int, test: int, values: Iterable[int]) -> list[bytes]
     for value in values:
         checks += _where(test, value, _return(_ALLOW))
     return [*checks, _refuse()]
+
+
+def _all_bits(place: int, bits: Iterable[int]) -> list[bytes]:
+    """Return the checks that allow a call whose argument has each of the bits, else refuse it."""
+    checks = [_instruction(_LOAD, value=place)]
+    for bit in bits:
+        checks += [_instruction(_JUMP_BITS, 1, 0, bit), _refuse()]
+    return [*checks, _return(_ALLOW)]
 
 
 def _where(test: int, value: int, *then: bytes) -> list[bytes]:
