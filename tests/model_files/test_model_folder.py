@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,6 +163,11 @@ def with_adapter(folder: Path) -> None:
     (folder / "base_model.json").write_text(json.dumps({"path": str(folder), "weights_sha256": ""}))
 
 
+def pipe_among_templates(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    os.mkfifo(folder / "additional_chat_templates" / "tool.jinja")
+
+
 LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
     "key": (lambda f: set_key(f, "transformers_weights", "other.safetensors"), "has transformers_weights"),
     "deep key": (
@@ -172,6 +179,26 @@ LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
         "has a quantization_config",
     ),
     "kernel": (lambda f: set_key(f, "_attn_implementation", "someone/kernel"), "run a kernel from a hub"),
+    "version": (
+        lambda f: set_key(f, "configuration_files", ["config.4.0.0.json"]),
+        "has configuration_files",
+    ),
+    "tokenizer of a version": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}'),
+        "has fast_tokenizer_files",
+    ),
+    "audio": (
+        lambda f: (f / "processor_config.json").write_text('{"audio_tokenizer": {}}'),
+        "has an audio_tokenizer",
+    ),
+    "speculators": (lambda f: set_key(f, "speculators_config", {"verifier": {}}), "has a speculators_config"),
+    "compressed": (lambda f: set_key(f, "compression_config", {"bits": 4}), "has a compression_config"),
+    "quantized beside": (lambda f: (f / "hf_quant_config.json").write_text("{}"), "has hf_quant_config.json"),
+    "deep": (
+        lambda f: (f / "generation_config.json").write_text('{"a": ' + "[" * 300 + "]" * 300 + "}"),
+        "is nested more than 100 deep",
+    ),
+    "pipe among templates": (pipe_among_templates, "tool.jinja is no file"),
     "second file": (with_second_file, "holds other.safetensors beside model.safetensors"),
     "whole and index": (with_index, "loaders differ in which they read"),
     "twice": (twice_in_shards, "is in an earlier file as well"),
@@ -277,9 +304,24 @@ REPLACES = {
 }
 
 
+TABLE = base64.b64encode(struct.pack("<I", 4) + bytes(4) + b"ab\0" + b"x" * 100 + b"\0").decode()
+REPEATED = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X"}}] * 8}
+REPEATED |= {"special_tokens": {"X": {"id": "X", "ids": [1] * 9, "tokens": ["a"] * 9}}}
+
+
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
+        ("normalizer", {"type": "Prepend", "prepend": "a" * 10**6}, "normalizer makes a text up to 1e[+]06 times"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": TABLE}, "up to 100 times"),
+        (
+            "pre_tokenizer",
+            {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False}] * 4},
+            "pre_tokenizer makes a text up to 256 times",
+        ),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Metaspace"}] * 7}, "up to 128 times"),
+        ("post_processor", REPEATED, "post_processor makes a text up to 72 times"),
+        ("model", {"type": "WordPiece", "continuing_subword_prefix": "#" * 99}, "model makes a text up to 99 times"),
         ("normalizer", REPLACES, r"its normalizer makes a text up to 9\.41e\+11 times as long"),
         (
             "decoder",

@@ -15,6 +15,7 @@ from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.model_files.tokenizer_growth import check_growth
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
+_TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that transformers reads
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 OLDEST_TRANSFORMERS = (5, 18)
 # Model types whose images are cut into tiles (data/vision).
@@ -38,16 +39,18 @@ def check_transformers() -> None:
 def check_model_folder(path: str | Path) -> None:
     """Raise UserError unless this is a local model folder that loads without running code of its own.
 
-    Weights must be safetensors, and no configuration may name code (`auto_map`). Folders inside are not checked,
-    since no loader opens them. Only resume opens learner/ of our checkpoints, which holds DeepSpeed's pickles: after
-    the checkpoint's manifest was verified, and without running code.
+    Weights must be safetensors, and no configuration may name code (`auto_map`), or a file that is read in place of
+    a checked one. Folders inside are not checked but for chat templates, since no loader opens them. Only resume
+    opens learner/ of our checkpoints, which holds DeepSpeed's pickles: after the checkpoint's manifest was verified,
+    and without running code.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"model.path: no model folder at {folder}: download the model there first, or fix the path")
     if not (folder / "config.json").is_file():
         raise UserError(f"model.path: {folder} has no config.json: give a Hugging Face model folder")
-    files = sorted(file for file in folder.iterdir() if not file.is_dir())
+    entries = (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*"))
+    files = sorted(file for file in entries if not file.is_dir())
     for file in files:
         if not file.is_file():
             raise UserError(f"model.path: {file} is no file (a pipe, a device, or a link to nothing): remove it")
@@ -56,6 +59,8 @@ def check_model_folder(path: str | Path) -> None:
                 f"model.path: {file} is a pickle, and loading one can run any code: "
                 "convert the weights to safetensors and remove it"
             )
+        if file.name == "hf_quant_config.json":
+            raise UserError(f"model.path: {folder} has {file.name}, {_QUANTIZED}, and remove it")
         if file.name.endswith("config.json"):
             _check_config(file)
         if file.name.endswith(".safetensors.index.json"):
@@ -180,18 +185,34 @@ def layer_configs(text: Any) -> list[Any]:
     return [text.per_layer_config[number] for number in numbers]
 
 
+_QUANTIZED = (
+    "which lets loaders change the weights, each in its way: use the model in its full precision "
+    "(model.lora.load_in_4bit is how a run keeps it in 4 bits)"
+)
 _REFUSED_KEYS = {
     "auto_map": "an auto_map, which asks to run code that comes with the model: use a model whose classes are in "
     "transformers, or remove the entry",
     "transformers_weights": "transformers_weights, which names a file of weights that vLLM does not read: name the "
     "weights model.safetensors, or model.safetensors.index.json with its shards, and remove the entry",
-    "quantization_config": "a quantization_config, which lets loaders change the weights, each in its way: use the "
-    "model in its full precision (model.lora.load_in_4bit is how a run keeps it in 4 bits)",
+    "configuration_files": "configuration_files, which name a file that transformers reads in place of config.json: "
+    "give that file this name, and remove the entry",
+    "fast_tokenizer_files": "fast_tokenizer_files, which name a file that transformers reads in place of "
+    "tokenizer.json: give that file this name, and remove the entry",
+    "audio_tokenizer": "an audio_tokenizer, which names a second model to load: models that read audio are not "
+    "supported",
+    "speculators_config": "a speculators_config, for which vLLM loads another model in place of this one: use the "
+    "model that it names, or remove the entry",
+    "quantization_config": f"a quantization_config, {_QUANTIZED}",
+    "compression_config": f"a compression_config, {_QUANTIZED}",
 }
+_DEEPEST = 100  # values within values; transformers copies a configuration by recursion
 
 
 def _check_config(file: Path) -> None:
-    for key, value in _items(_read_json(file)):
+    tree = _read_json(file)
+    if _depth(tree) > _DEEPEST:
+        raise UserError(f"model.path: {file} is nested more than {_DEEPEST} deep: get the model again")
+    for key, value in _items(tree):
         if key in _REFUSED_KEYS and value is not None:
             raise UserError(f"model.path: {file} has {_REFUSED_KEYS[key]}")
         if key.endswith("_implementation") and "/" in str(value):
@@ -364,3 +385,17 @@ def _items(tree: Any) -> Iterator[tuple[str, Any]]:
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
+
+
+def _depth(tree: Any) -> int:
+    """Return how many values lie within each other, without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [
+            value
+            for node in level
+            if isinstance(node, dict | list)
+            for value in (node.values() if isinstance(node, dict) else node)
+        ]
+    return depth

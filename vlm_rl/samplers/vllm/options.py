@@ -110,7 +110,11 @@ def engine_options(
     """
     settings: dict[str, Any] = {
         "model": model_path,
-        "load_format": "safetensors",  # by default a file consolidated*.safetensors would come first
+        # By default Mistral's own files (consolidated*.safetensors, params.json, tekken.json) would come first, and
+        # nobody checked those.
+        "load_format": "safetensors",
+        "config_format": "hf",
+        "tokenizer_mode": "hf",
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
         "max_num_seqs": batch_size,
