@@ -31,6 +31,7 @@ from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
 from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.tokenizer_trial import check_expressions
+from vlm_rl.data_prep.readers.table_files import read_tables
 from vlm_rl.demo.numbers.token_counts import TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox.limited import LimitedWorker, LimitError
@@ -348,6 +349,17 @@ def unpacking_table(folder: Path) -> str:
     return f"{rows} rows, {'below' if grown < 300 else 'ABOVE'} 300 MiB"
 
 
+def run_of_equal_values(folder: Path) -> str:
+    """Read one row whose list holds 40 million zeros in less than 1 kB of Parquet."""
+    count = 40_000_000
+    zeros = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int64)))
+    pq.write_table(pa.table({"q": zeros}), folder / "a.parquet", compression="zstd")
+    try:
+        return f"{len([*read_tables([folder / 'a.parquet'])])} rows"
+    except UserError as error:
+        return "refused" if "unpacks from" in str(error) else str(error)
+
+
 ATTACKS: tuple[Attack, ...] = (
     *(
         Attack(name, "Reward functions and judges", expected, partial(reward, **options), slow=True)
@@ -404,6 +416,7 @@ ATTACKS: tuple[Attack, ...] = (
         slow=True,
     ),
     Attack("a Parquet file that unpacks without a bound", LIMITED, "1000 rows, below 300 MiB", unpacking_table),
+    Attack("a run of equal values in one row's list", LIMITED, "refused", run_of_equal_values),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
     Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),
