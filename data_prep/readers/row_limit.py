@@ -18,6 +18,7 @@ _limit = DEFAULT
 _PIECE = 1 << 20
 _WHOLE_FILES = 16  # times a row's bytes: a JSON file that is one value is read whole
 _HEADER = 1 << 20  # bytes of a name or of fields in a tar's header
+_VALUE = 8  # bytes of an item of a list, once it is read
 _RATIO = 100  # times its compressed size; text and images unpack to less than 20
 
 
@@ -81,6 +82,8 @@ def check_columns_unpack(table: Path, metadata: Any) -> None:
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
+            if metadata.schema.column(number).max_repetition_level:  # lists, which runs of equal values hide
+                unpacked = max(unpacked, _VALUE * column.num_values)
             if unpacked > _limit and unpacked > _RATIO * packed:
                 raise UserError(
                     f"{table}: column {column.path_in_schema!r} unpacks from {packed} to {unpacked} bytes: "
