@@ -62,18 +62,18 @@ def _growth(part: Any) -> float:
     return factor
 
 
-def _longest_mapped(text: Any) -> int:
-    """Return the bytes of the longest text that SentencePiece's table of characters puts in the place of another.
+def _longest_mapped(table: Any) -> int:
+    """Return the characters of the longest text that SentencePiece's table of characters puts in the place of another.
 
     The table is a trie behind its size, and then the texts, each of which a zero ends. Raises ValueError for others.
     """
-    if not isinstance(text, str):
+    if not isinstance(table, str):
         return 1
-    data = base64.b64decode(text)
+    data = base64.b64decode(table)
     if len(data) < 4:
         return 1
     (size,) = struct.unpack("<I", data[:4])
-    return max(map(len, data[4 + size :].split(b"\0")))
+    return max(len(text.decode(errors="replace")) for text in data[4 + size :].split(b"\0"))
 
 
 def _template_growth(part: dict[str, Any], form: str) -> int:
