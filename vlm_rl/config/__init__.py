@@ -6,11 +6,14 @@
     policy          the sections model and data
     templates       the section data.template, a prompt template of one's own
     rewards         the section reward
+    algorithm       the section algorithm
     distillation    the section algorithm.distillation
+    rollout         the section rollout
     environments    the section environment
     evaluation      the section eval
     engines         what DeepSpeed's and vLLM's own options may not set
-    training        all other sections, and the whole of a training run
+    training        the sections train, checkpoint and log, and the whole of a training run
+    resuming        which keys a resume may change
     sft             the whole of a supervised fine-tuning
     reading         from YAML and overrides to a checked configuration, and back
     messages        what is wrong in it, in words
@@ -22,6 +25,7 @@ The text below each key is its documentation: `vlm-rl config` and docs/config.md
 DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.vllm``. Nothing here imports torch.
 """
 
+from vlm_rl.config.algorithm import AlgorithmConfig, HadwConfig
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.distillation import DistillationConfig
 from vlm_rl.config.environments import SHIPPED_ENVIRONMENTS, EnvironmentConfig
@@ -52,6 +56,7 @@ from vlm_rl.config.reading import (
     save_config,
     with_values,
 )
+from vlm_rl.config.resuming import ENGINE_KEYS, MUTABLE_KEYS
 from vlm_rl.config.rewards import (
     FunctionConfig,
     GroundingConfig,
@@ -61,21 +66,9 @@ from vlm_rl.config.rewards import (
     RewardModelConfig,
     RewardPartConfig,
 )
+from vlm_rl.config.rollout import ENGINE_SHARE, LARGEST_ENGINE_SHARE, Quantization, RolloutConfig
 from vlm_rl.config.sft import SftConfig
-from vlm_rl.config.training import (
-    ENGINE_KEYS,
-    ENGINE_SHARE,
-    LARGEST_ENGINE_SHARE,
-    MUTABLE_KEYS,
-    AlgorithmConfig,
-    CheckpointConfig,
-    Config,
-    HadwConfig,
-    Quantization,
-    RolloutConfig,
-    TrackersConfig,
-    TrainConfig,
-)
+from vlm_rl.config.training import CheckpointConfig, Config, TrackersConfig, TrainConfig
 
 __all__ = [
     "ENGINE_KEYS",

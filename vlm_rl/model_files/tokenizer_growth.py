@@ -63,7 +63,7 @@ def _growth(part: Any) -> float:
 
 
 def _longest_mapped(table: Any) -> int:
-    """Return the characters of the longest text that SentencePiece's table of characters puts in the place of another.
+    """Return how many characters the longest text has that SentencePiece's table puts in the place of another.
 
     The table is a trie behind its size, and then the texts, each of which a zero ends. Raises ValueError for others.
     """
