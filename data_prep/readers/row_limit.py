@@ -19,6 +19,7 @@ _PIECE = 1 << 20
 _WHOLE_FILES = 16  # times a row's bytes: a JSON file that is one value is read whole
 _HEADER = 1 << 20  # bytes of a name or of fields in a tar's header
 _VALUE = 8  # bytes of an item of a list, once it is read
+_NUMBER, _OBJECT, _DICT = 32, 64, 192  # bytes of an object of Python beside its content, and of its place in a list
 _RATIO = 100  # times its compressed size; text and images unpack to less than 20
 
 
@@ -99,22 +100,24 @@ def text_columns(metadata: Any) -> list[str]:
 
 
 def unpacked_bytes(array: Any) -> int:
-    """Return the bytes of an Arrow array's values, those of a dictionary as often as they are used."""
+    """Return about the bytes that an Arrow array's values take in Python, each as often as it is used."""
     import pyarrow as pa
     import pyarrow.compute
 
     pc: Any = pyarrow.compute  # its functions are made at run time
     kind = array.type
-    if pa.types.is_dictionary(kind):
-        lengths = pc.binary_length(array.dictionary) if _is_text(kind.value_type) else None
-        return array.nbytes if lengths is None else pc.sum(lengths.take(array.indices)).as_py() or 0
+    if isinstance(kind, pa.BaseExtensionType):
+        return unpacked_bytes(array.storage)
+    if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
+        lengths = pc.binary_length(array.dictionary)
+        return _OBJECT * len(array) + (pc.sum(lengths.take(array.indices)).as_py() or 0)
     if _is_text(kind):
-        return pc.sum(pc.binary_length(array)).as_py() or 0
+        return _OBJECT * len(array) + (pc.sum(pc.binary_length(array)).as_py() or 0)
     if pa.types.is_struct(kind):
-        return sum(map(unpacked_bytes, array.flatten()))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return array.nbytes if not _holds_text(kind) else unpacked_bytes(array.flatten())
-    return array.nbytes
+        return _DICT * len(array) + sum(map(unpacked_bytes, array.flatten()))
+    if any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+        return _OBJECT * len(array) + unpacked_bytes(array.flatten())
+    return _NUMBER * len(array) + array.nbytes
 
 
 def _is_text(kind: Any) -> bool:
@@ -122,14 +125,6 @@ def _is_text(kind: Any) -> bool:
 
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests)
-
-
-def _holds_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if _is_text(kind) or pa.types.is_dictionary(kind):
-        return True
-    return any(_holds_text(kind.field(index).type) for index in range(kind.num_fields))
 
 
 class BoundedTarInfo(tarfile.TarInfo):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.readers.arrow_streams import arrow_batches
 from vlm_rl.data_prep.readers.row_limit import (
     BoundedTarInfo,
     check_columns_unpack,
@@ -191,18 +192,12 @@ def check_columns(table: Path, present: Sequence[str], wanted: Sequence[str]) ->
 
 def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file of `Dataset.save_to_disk`: an Arrow stream, images as structs of bytes and path."""
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(str(table)) as source, pa.ipc.open_stream(source) as stream:
-            number = 0
-            for batch in stream:
-                for start in range(0, batch.num_rows, 16):
-                    for row in _bounded_rows(batch.slice(start, 16)):
-                        yield f"{table.name} row {number}", row
-                        number += 1
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{table}: cannot be read as an Arrow stream: {error}") from None
+    number = 0
+    for batch in arrow_batches(table):
+        for start in range(0, batch.num_rows, 16):
+            for row in _bounded_rows(batch.slice(start, 16)):
+                yield f"{table.name} row {number}", row
+                number += 1
 
 
 def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:

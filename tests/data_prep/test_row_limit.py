@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,51 @@ def test_a_huge_value_of_parquet_is_refused_before_it_is_unpacked(tmp_path: Path
     pq.write_table(pa.table({"q": ["x" * 10_000_000]}), table, compression="zstd", use_dictionary=False)
     with pytest.raises(UserError, match=r"column 'q' unpacks from \d+ to \d+ bytes"):
         kinds(table)
+
+
+def write_stream(table: Path, column: pa.Array, compression: str | None = None) -> None:
+    batch = pa.record_batch([column], ["q"])
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.OSFile(str(table), "wb") as file, pa.ipc.new_stream(file, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+
+
+def test_an_arrow_stream_is_refused_where_its_values_are_not_there_plainly(tmp_path: Path) -> None:
+    table = tmp_path / "a.arrow"
+    texts = pa.array(["a", "b" * 1000, None])
+    write_stream(table, texts)
+    assert [row["q"] for _, row in read_tables([table])] == texts.to_pylist()
+    with_bad_text = pa.array([b"a", b"\xff"]).view(pa.string())
+    write_stream(table, with_bad_text)
+    assert kinds(table) == ["row", "bad_text"]
+
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 2_000_000_000, 2))
+    beyond = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    for column, compression, message in (
+        (texts, "zstd", "compressed.*write it again without"),
+        (texts, "lz4", "compressed"),
+        (texts.dictionary_encode(), "lz4", "compressed"),
+        (texts.dictionary_encode(), None, "column 'q' is a dictionary.*plain values"),
+        (pa.array([["a"]], pa.list_(pa.string_view())), None, "column 'q' is a list<item: string_view>"),
+        (pa.array([["a"]], pa.list_view(pa.string())), None, "column 'q' is a list_view"),
+        (pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), texts[:1]), None, "column 'q' is a run_end"),
+        (beyond, None, "cannot be read as an Arrow stream.*out of bounds"),
+    ):
+        write_stream(table, column, compression)
+        with pytest.raises(UserError, match=message):
+            kinds(table)
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_values_that_take_no_bytes_in_a_file_count_as_what_they_become(tmp_path: Path, name: str) -> None:
+    """A list of 600 objects with nothing in them takes 120 kB in Python, and next to nothing in Arrow."""
+    items = pa.StructArray.from_arrays([pa.nulls(602)], ["n"])
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 601, 602], pa.int32()), items)
+    if name.endswith("arrow"):
+        write_stream(tmp_path / name, column)
+    else:
+        pq.write_table(pa.table({"q": column}), tmp_path / name)
+    assert kinds(tmp_path / name) == ["row", "row_too_large", "row"]
 
 
 def test_a_sample_and_a_header_of_a_tar_are_bounded(tmp_path: Path) -> None:
