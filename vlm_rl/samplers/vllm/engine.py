@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig
 
 from vlm_rl.config import ENGINE_SHARE, LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
@@ -57,7 +56,7 @@ from vlm_rl.samplers.vllm.options import (
     sampling_options,
     start_note,
 )
-from vlm_rl.samplers.vllm.start import compiler_kept, starting
+from vlm_rl.samplers.vllm.start import compiler_kept, refusals_in_words, starting
 from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
@@ -149,24 +148,9 @@ class VllmSampler:
         if note and rank() == 0 and os.environ.get("VLM_RL_OUTPUT") != "quiet":
             print(note, flush=True)
         phase("vLLM starts")
-        try:
-            with _global_random_state_kept(), starting(phase):
-                self._llm = self._vllm.LLM(**settings)
-        except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
-            reason = " ".join(str(error).split())
-            instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
-            raise UserError(f"vLLM cannot run the model at {model_path}: {reason:.300}; {instead}") from error
-        except AttributeError as error:
-            # Of published folders that omit a key: vLLM's classes may read it where transformers' have no default.
-            if not isinstance(error.obj, PreTrainedConfig):
-                raise
-            section = error.obj.base_config_key
-            raise UserError(
-                f"{Path(model_path) / 'config.json'}: vLLM reads {f'{section}.' if section else ''}{error.name}, "
-                "which is not there, and transformers has no default for it in models of type "
-                f"{error.obj.model_type!r}: write the value there with which the model was trained, or use the "
-                "transformers sampler"
-            ) from error
+        instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
+        with _global_random_state_kept(), refusals_in_words(model_path, instead=instead), starting(phase):
+            self._llm = self._vllm.LLM(**settings)
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False

@@ -14,8 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from transformers import PreTrainedConfig
 
 from vlm_rl.distributed import from_main
+from vlm_rl.errors import UserError
 
 _COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
 
@@ -46,6 +48,31 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
         bars_hidden(),
     ):
         yield
+
+
+@contextmanager
+def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
+    """Let what vLLM refuses, or looks for in vain, end in a UserError.
+
+    Args:
+        model_path: the folder that it opens.
+        instead: what the user can do about a refusal.
+    """
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:  # for a model or an option that it does not support
+        reason = " ".join(str(error).split())
+        raise UserError(f"vLLM cannot run the model at {model_path}: {reason:.300}; {instead}") from error
+    except AttributeError as error:
+        # Of published folders that omit a key: vLLM's classes may read it where transformers' have no default.
+        if not isinstance(error.obj, PreTrainedConfig):
+            raise
+        section = error.obj.base_config_key
+        raise UserError(
+            f"{Path(model_path) / 'config.json'}: vLLM reads {f'{section}.' if section else ''}{error.name}, "
+            "which is not there, and transformers has no default for it in models of type "
+            f"{error.obj.model_type!r}: write the value there with which the model was trained, or {instead}"
+        ) from error
 
 
 @contextmanager
