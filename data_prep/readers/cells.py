@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.row_limit import load_json
 from vlm_rl.data_prep.readers.written_values import is_missing, is_written, parse_written
 from vlm_rl.data_prep.records import Fields, RowError
 from vlm_rl.types import IMAGE_MARKER, times_fault
@@ -184,7 +184,7 @@ def video_of(
     seconds = cell(row, times) if times else [number / (fps or 1.0) for number in range(len(refs))]
     if isinstance(seconds, str):
         try:
-            seconds = json.loads(seconds)
+            seconds = load_json(seconds)
         except (ValueError, RecursionError) as error:
             raise RowError("bad_video", f"{times} must be a list of seconds: {error}") from None
     if fault := times_fault(seconds):

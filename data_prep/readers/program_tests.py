@@ -14,11 +14,11 @@ expected stays outside of the sandbox.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from vlm_rl.data_prep.readers.row_limit import load_json
 from vlm_rl.data_prep.readers.written_asserts import asserts_in
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
@@ -63,9 +63,9 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return load_json(value)
     except ValueError:
-        return [value] if "assert" in value else json.loads(value)
+        return [value] if "assert" in value else load_json(value)
 
 
 def _tests(tree: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ The limit is that of this process, since readers are generators in many places a
 
 from __future__ import annotations
 
+import json
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ _WHOLE_FILES = 16  # times a row's bytes: a JSON file that is one value is read 
 _HEADER = 1 << 20  # bytes of a name or of fields in a tar's header
 _VALUE = 8  # bytes of an item of a list, once it is read
 _NUMBER, _OBJECT, _DICT = 32, 64, 192  # bytes of an object of Python beside its content, and of its place in a list
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.S)  # of JSON
 _RATIO = 100  # times its compressed size; text and images unpack to less than 20
 
 
@@ -36,9 +39,9 @@ def max_row_bytes() -> int:
     return _limit
 
 
-def too_large(what: str = "") -> RowError:
-    """Return why a row is dropped."""
-    return RowError("row_too_large", f"{what}has more than {_limit} bytes (--max-row-bytes)")
+def too_large(what: str = "", most: int = 0) -> RowError:
+    """Return why a row is dropped, of which `what` has more than `most` bytes (0: those of a row)."""
+    return RowError("row_too_large", f"{what}has more than {most or _limit} bytes (--max-row-bytes)")
 
 
 class BoundedLines:
@@ -67,14 +70,45 @@ class BoundedLines:
 
 
 def read_whole(table: Path, stream: TextIO) -> str:
-    """Return the text of a file that is one value. Raises UserError where it is too long."""
-    text = stream.read(_WHOLE_FILES * _limit + 1)
-    if len(text) > _WHOLE_FILES * _limit:
+    """Return the text of a file that is one value. Raises UserError where it is too long, or packed too well."""
+    most = min(_WHOLE_FILES * _limit, max(_limit, _RATIO * table.stat().st_size))
+    pieces, size = [], 0
+    while size <= most and (piece := stream.read(_PIECE)):
+        pieces.append(piece)
+        size += len(piece)
+    if size > most:
         raise UserError(
-            f"{table}: unpacks to more than {_WHOLE_FILES * _limit} bytes, and JSON is read whole: write a JSON "
+            f"{table}: unpacks to more than {most} bytes, and JSON is read whole: write a JSON "
             "object on each line (.jsonl), or raise --max-row-bytes"
         )
-    return text
+    return "".join(pieces)
+
+
+def load_json(text: str, *, is_file: bool = False) -> Any:
+    """Return the value of a JSON text. Raises ValueError or RecursionError where it is none, RowError if too large.
+
+    Args:
+        text: of a row, or of a file.
+        is_file: whether it is a whole file, which may hold more.
+    """
+    most = (_WHOLE_FILES if is_file else 1) * _limit
+    if _held_bytes(text) > most:
+        raise too_large("with its lists and objects it ", most)
+    return json.loads(text)
+
+
+def _held_bytes(text: str) -> int:
+    """Return at least the bytes that the values of a JSON text take in Python, wide characters apart.
+
+    An empty list is two characters of the text, and 64 bytes.
+    """
+    held = _count_held(text)
+    # Only a text of many commas is looked at closely: they may all be inside of strings.
+    return held if held <= _limit else len(text) + _count_held(_STRING.sub("", text))
+
+
+def _count_held(text: str) -> int:
+    return len(text) + _OBJECT * (text.count(",") + text.count("[")) + _DICT * text.count("{")
 
 
 def check_columns_unpack(table: Path, metadata: Any) -> None:

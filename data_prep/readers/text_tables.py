@@ -10,15 +10,15 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from vlm_rl.data.images import DEFAULT_LIMITS
 from vlm_rl.data_prep.readers.image_files import IMAGE_SUFFIXES
-from vlm_rl.data_prep.readers.row_limit import BoundedLines, read_whole
+from vlm_rl.data_prep.readers.row_limit import BoundedLines, load_json, read_whole
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -130,18 +130,18 @@ def json_lines(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
         if first.lstrip("\ufeff \t").startswith("["):
             yield from json_rows(table, encoding)
             return
-        with _open(table, encoding) as stream:
-            yield from _rows_of_lines(table, BoundedLines(stream))
+        yield from _line_by_line(table, encoding)
     except _FAULTS as error:
         raise _unreadable(table, error) from None
 
 
-def _rows_of_lines(table: Path, lines: Iterable[str | RowError]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if isinstance(line, RowError):
-            yield f"{table.name} line {number}", line
-        elif line.strip():
-            yield f"{table.name} line {number}", json_or_error(line)
+def _line_by_line(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
+    with _open(table, encoding) as stream:
+        for number, line in enumerate(BoundedLines(stream), start=1):
+            if isinstance(line, RowError):
+                yield f"{table.name} line {number}", line
+            elif line.strip():
+                yield f"{table.name} line {number}", json_or_error(line)
 
 
 def json_rows(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
@@ -155,12 +155,12 @@ def json_rows(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
             text = read_whole(table, stream)
     except _FAULTS as error:
         raise _unreadable(table, error) from None
-    tree = json_or_error(text)
+    tree = json_or_error(text, is_file=True)
     if isinstance(tree, RowError):
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines[:2]) or _spans_lines(lines):
+        if not _has_json_lines(table, encoding):
             raise UserError(f"{table}: {tree}; a table in JSON is a list of rows, or an object on each line")
-        yield from _rows_of_lines(table, iter(text.split("\n")))
+        del text
+        yield from _line_by_line(table, encoding)
         return
     name = f"{table.parent.name}/{table.name}"
     if isinstance(tree, dict) and {*tree} & _ROW_KEYS and not _is_columns(tree):
@@ -175,9 +175,13 @@ def json_rows(table: Path, encoding: str) -> Iterator[tuple[str, Any]]:
             yield f"{name} row {number}", row
 
 
-def _spans_lines(lines: list[str]) -> bool:
-    """Say whether none of the first lines is JSON by itself: then one broken object spans them."""
-    return all(isinstance(json_or_error(line), RowError) for line in lines[:2])
+def _has_json_lines(table: Path, encoding: str) -> bool:
+    """Tell whether a file has an object on each line. Where its first two are none, one broken object spans them."""
+    with _open(table, encoding) as stream:
+        filled = (line for line in BoundedLines(stream) if isinstance(line, RowError) or line.strip())
+        first = [*islice(filled, 2)]
+    objects = [line for line in first if isinstance(line, str) and line.lstrip().startswith("{")]
+    return len(objects) == 2 and not all(isinstance(json_or_error(line), RowError) for line in objects)
 
 
 def _is_columns(tree: Mapping[str, Any]) -> bool:
@@ -222,9 +226,11 @@ def _with_image_beside(row: dict[str, Any], table: Path) -> dict[str, Any]:
     return {**row, "image": names[0]} if len(names) == 1 else row
 
 
-def json_or_error(text: str) -> Any:
-    """Return what a text says in JSON; a RowError where it is none."""
+def json_or_error(text: str, *, is_file: bool = False) -> Any:
+    """Return what a text says in JSON; a RowError where it is none, or more than a row (or a file) may hold."""
     try:
-        return json.loads(text.removeprefix("\ufeff"))
+        return load_json(text.removeprefix("\ufeff"), is_file=is_file)
+    except RowError as error:
+        return error
     except (ValueError, RecursionError) as error:
         return RowError("bad_json", f"is not JSON: {error}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import math
 import re
 import tokenize
@@ -18,6 +17,8 @@ from decimal import Decimal
 from typing import Any
 
 from vlm_rl.data.golds import plain_number
+from vlm_rl.data_prep.readers.row_limit import load_json
+from vlm_rl.data_prep.records import RowError
 
 _ARRAY = re.compile(r"(?:np\.|numpy\.)?array\((.*?)(?:,\s*dtype=[^()]*)?\)", re.S)
 _OPENING = re.compile(r"\s*(?:[\[{]|\(\s*['\"]|(?:np\.|numpy\.)?array\()")
@@ -32,7 +33,9 @@ def is_written(text: str) -> bool:
 def parse_written(text: str) -> Any:
     """Return the list or object that a text prints. Raises ValueError where it is none, or was cut with dots."""
     try:
-        return json.loads(text)
+        return load_json(text)
+    except RowError as error:
+        raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError:

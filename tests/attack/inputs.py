@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -350,6 +351,13 @@ def unpacking_stream(folder: Path) -> str:
     return read_beside(table)
 
 
+def unpacking_json(folder: Path) -> str:
+    """Read a line of 90 kB that holds 15 million empty lists."""
+    with gzip.open(folder / "a.jsonl.gz", "wt") as file:
+        file.write('{"q": [' + "[]," * 15_000_000 + "[]]}\n")
+    return read_beside(folder / "a.jsonl.gz")
+
+
 def read_beside(table: Path) -> str:
     """Read a table in a process of its own; return how many rows it had, and whether memory stayed flat."""
     program = (
@@ -434,6 +442,7 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack("a Parquet file that unpacks without a bound", LIMITED, "1000 rows, below 300 MiB", unpacking_table),
     Attack("an Arrow stream that unpacks without a bound", LIMITED, "refused, below 300 MiB", unpacking_stream),
+    Attack("a line of JSON that unpacks without a bound", LIMITED, "0 rows, below 300 MiB", unpacking_json),
     Attack("a run of equal values in one row's list", LIMITED, "refused", run_of_equal_values),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),

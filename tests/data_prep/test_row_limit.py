@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlm_rl.data_prep.readers import row_limit
+from vlm_rl.data_prep.readers.program_tests import tests_in as read_tests
 from vlm_rl.data_prep.readers.table_files import read_tables
+from vlm_rl.data_prep.readers.written_values import parse_written
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -122,10 +124,38 @@ def test_a_sample_and_a_header_of_a_tar_are_bounded(tmp_path: Path) -> None:
         kinds(table)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+def test_the_lists_and_objects_of_a_line_count_as_what_they_become(tmp_path: Path, name: str) -> None:
+    """2,000 empty lists are 6 kB of text and 128 kB in Python; commas inside of texts are none of them."""
+    good = json.dumps({"q": '[{,\\"' * 2000})
+    data = "\n".join(['{"q": 1}', json.dumps({"q": [[]] * 2000}), good, json.dumps({"q": [{}] * 600})]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert kinds(tmp_path / name) == ["row", "row_too_large", "row", "row_too_large"]
+
+
 def test_a_json_file_that_is_one_value_is_bounded(tmp_path: Path) -> None:
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps([{"q": "x" * 40 * MOST}]).encode()))
-    with pytest.raises(UserError, match="JSON is read whole"):
-        kinds(tmp_path / "a.json.gz")
+    plain, packed = tmp_path / "a.json", tmp_path / "b.json.gz"
+    plain.write_text(json.dumps([{"q": "x" * 5 * MOST}]))
+    assert kinds(plain) == ["row"]
+    packed.write_bytes(gzip.compress(plain.read_bytes()))  # to a thousandth
+    with pytest.raises(UserError, match=f"unpacks to more than {MOST} bytes, and JSON is read whole"):
+        kinds(packed)
+    plain.write_text(json.dumps([{"q": "x" * 40 * MOST}]))
+    with pytest.raises(UserError, match=f"unpacks to more than {16 * MOST} bytes, and JSON is read whole"):
+        kinds(plain)
+    plain.write_text(json.dumps([[]] * 20 * (MOST // 64)))
+    with pytest.raises(UserError, match=rf"its lists and objects it has more than {16 * MOST} bytes \(--max-row"):
+        kinds(plain)
+
+
+@pytest.mark.parametrize("value", [[[]] * 2000, [{}] * 600])
+def test_json_in_a_cell_counts_as_what_it_becomes(value: Any) -> None:
+    text = json.dumps(value)
+    with pytest.raises(ValueError, match="its lists and objects"):
+        parse_written(text)
+    with pytest.raises(RowError, match="its lists and objects"):
+        read_tests(text)
+    assert parse_written(json.dumps(value[:200])) == value[:200]
 
 
 def test_a_limit_that_no_row_keeps_is_refused() -> None:
