@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tests.attack.attack import Attack
 from tests.attack.toys import toys
 from tests.helpers.damaged_sets import DAMAGES
-from tests.helpers.images import many_scans
+from tests.helpers.images import jpeg_with, many_scans, png_with, repeating_exif
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
@@ -166,6 +166,25 @@ def many_scans_in_a_jpeg(folder: Path) -> str:
     except UserError as error:
         said = "refused" if "JPEG of 310 scans" in str(error) else str(error)
     return f"{said}, {'below' if time.process_time() - begun < 3 else 'above'} 3 CPU seconds"
+
+
+def long_before_the_pixels(folder: Path) -> str:
+    """Ask for pictures of many chunks, segments and fill bytes, and of EXIF that is 300 times as much."""
+    del folder
+    pictures = (
+        png_with(b"teSt", times=1_000_000),
+        jpeg_with(b"\xff\xfe\0\2", times=3_000_000),
+        jpeg_with(b"\xff" * 30_000_000),
+        png_with(b"eXIf", repeating_exif(300, 1_000_000)),
+    )
+    begun, refused = time.process_time(), 0
+    for data in pictures:
+        try:
+            decode_image(data, where="the picture")
+        except UserError:
+            refused += 1
+    spent = "below" if time.process_time() - begun < 3 else "above"
+    return f"{refused} of {len(pictures)} refused, {spent} 3 CPU seconds"
 
 
 def flipped_bit(folder: Path) -> str:
@@ -445,6 +464,12 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a line of JSON that unpacks without a bound", LIMITED, "0 rows, below 300 MiB", unpacking_json),
     Attack("a run of equal values in one row's list", LIMITED, "refused", run_of_equal_values),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
+    Attack(
+        "pictures that take long before their pixels",
+        "Input",
+        "4 of 4 refused, below 3 CPU seconds",
+        long_before_the_pixels,
+    ),
     Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
     Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),
     Attack(

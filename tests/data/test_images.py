@@ -12,7 +12,17 @@ import torchvision
 from PIL import Image
 
 from tests.conftest import shared_data
-from tests.helpers.images import black_png, encoded, many_scans, noise, sixteen_bit_grey, smooth_noise
+from tests.helpers.images import (
+    black_png,
+    encoded,
+    jpeg_with,
+    many_scans,
+    noise,
+    png_with,
+    repeating_exif,
+    sixteen_bit_grey,
+    smooth_noise,
+)
 from vlm_rl.data.images import TEST_LIMITS, ImageLimits, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.errors import UserError
 
@@ -157,6 +167,37 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch, scans
     monkeypatch.setattr("vlm_rl.data.images._MAX_SCANNED_PIXELS", 10**10)
     if side < 100:
         assert decode_image(data, where="x").size == (side, side)
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "message"),
+    [
+        (png_with(b"teSt", times=10_000), png_with(b"teSt", times=20_000), "a PNG of more than 20000 chunks"),
+        (jpeg_with(b"\xff\xfe\0\2", times=10_000), jpeg_with(b"\xff\xfe\0\2", times=20_000), "more than 20000 segm"),
+        (jpeg_with(b"\xff" * 60_000), jpeg_with(b"\xff" * 70_000), "65536 bytes between them"),
+        (jpeg_with(b"\xff\xd0\1\1" * 9_000), jpeg_with(b"\xff\xf0\0\x99" + bytes(70_000)), "65536 bytes between"),
+        (
+            png_with(b"eXIf", repeating_exif(5, 9_000)),
+            png_with(b"eXIf", repeating_exif(5, 70_000)),
+            "70006 byt",
+        ),
+        (
+            jpeg_with(b"\xff\xe1\x75\x38Exif\0\0" + repeating_exif(5, 30_000)),
+            jpeg_with(b"\xff\xe1\x75\x38Exif\0\0" + repeating_exif(5, 30_000), times=3),
+            "more than 65536 bytes of EXIF",
+        ),
+        (
+            png_with(b"tEXt", b"Raw profile type exif\0\nexif\n 9000\n" + repeating_exif(5, 9_000).hex().encode()),
+            png_with(b"tEXt", b"Raw profile type exif\0\nexif\n 70000\n" + repeating_exif(5, 70_000).hex().encode()),
+            "bytes of EXIF",
+        ),
+    ],
+    ids=["chunks", "segments", "fill", "junk", "eXIf", "Exif", "text"],
+)
+def test_what_takes_long_before_the_pixels_is_refused(few: bytes, many: bytes, message: str) -> None:
+    assert decode_image(few, where="x").size == (64, 64)
+    with pytest.raises(UserError, match=f"^x: .*{message}"):
+        decode_image(many, where="x")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])

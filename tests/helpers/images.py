@@ -64,3 +64,23 @@ def many_scans(scans: int, side: int) -> bytes:
     """Return a progressive JPEG whose last scan comes so many times more: a small file that is long to decode."""
     data = encoded(Image.new("RGB", (side, side), (10, 200, 30)), "JPEG", progressive=True, quality=1)
     return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * scans + data[-2:]
+
+
+def png_with(name: bytes, content: bytes = b"", *, times: int = 1) -> bytes:
+    """Return a PNG of 64 x 64 pixels with a chunk before them, so many times."""
+    data = encoded(Image.new("RGB", (64, 64), "red"))
+    checksum = struct.pack(">I", zlib.crc32(name + content))
+    return data[:33] + (struct.pack(">I", len(content)) + name + content + checksum) * times + data[33:]
+
+
+def jpeg_with(start: bytes, *, times: int = 1) -> bytes:
+    """Return a JPEG of 64 x 64 pixels with bytes before its segments, so many times."""
+    data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG")
+    return data[:2] + start * times + data[2:]
+
+
+def repeating_exif(entries: int, size: int) -> bytes:
+    """Return EXIF of entries that are each all of its bytes."""
+    # An entry: its number, its type (7, bytes), how many, and where.
+    listed = b"".join(struct.pack(">HHII", number, 7, size - 8, 8) for number in range(1000, 1000 + entries))
+    return (b"MM\0*" + struct.pack(">IH", 8, entries) + listed + bytes(4)).ljust(size, b"\0")

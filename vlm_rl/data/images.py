@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import struct
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, JpegImagePlugin
 
 from vlm_rl.errors import UserError
 
@@ -50,6 +52,10 @@ DEFAULT_LIMITS = ImageLimits()
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _JPEG_SCAN = b"\xff\xda"  # begins a scan; compressed pixels never hold it
 _MAX_SCANS, _MAX_SCANNED_PIXELS = 1000, 10**9  # an encoder makes at most some dozens; about 2 seconds
+_MAX_PARTS = 20_000  # chunks of a PNG, which usually hold 8 KiB each, or segments before a JPEG's first scan
+_MAX_PADDING = 1 << 16  # bytes of a JPEG between its segments, which Pillow reads one by one
+_MAX_EXIF = 1 << 16  # bytes, as in a JPEG: each of its entries may be all of it
+_FILL = re.compile(rb"\xff+")
 _PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
 
 
@@ -75,6 +81,8 @@ def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMIT
 def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Decoded:
     """Decode as `decode_image` does, and also return what the file was."""
     kind = _sniff(data, where=where, limits=limits)
+    if kind != "WEBP":  # whose parts are read in C
+        (_check_chunks if kind == "PNG" else _check_segments)(data, where=where)
     with warnings.catch_warnings():
         # Pillow warns of huge images and broken EXIF; our own limits decide, and an error says so.
         warnings.simplefilter("ignore")
@@ -87,6 +95,7 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
         _guarded(image.load, where)
         metadata = set(image.info) & {"exif", "icc_profile", "xmp", "comment", "transparency", "mpoffset"}
         is_plain = image.mode == "RGB" and not metadata and not getattr(image, "text", None)
+        _check_exif(image, where=where)
         upright = _guarded(lambda: _to_rgb(_upright(image)), where)
     # A new image of the pixels alone: no EXIF, text chunks or profile travel on.
     bare = Image.new("RGB", upright.size)
@@ -226,6 +235,49 @@ def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None
     # A phone's JPEG may hold a second image behind the first (MPO); the first is the photo.
     if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
         raise UserError(f"{where}: the image is animated, and which frame is meant is unknown; keep a single frame")
+
+
+def _check_chunks(data: bytes, *, where: str) -> None:
+    """Refuse a PNG of so many chunks that reading them takes longer than its pixels."""
+    position, count = len(_PNG_START), 0
+    while position + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, position)
+        position, count = position + 12 + length, count + 1
+        if count > _MAX_PARTS:
+            raise UserError(f"{where}: the image is a PNG of more than {_MAX_PARTS} chunks; save it again")
+        if name == b"IEND":
+            return
+
+
+def _check_segments(data: bytes, *, where: str) -> None:
+    """Refuse a JPEG of so many segments or fill bytes, or so much EXIF, that what is before its pixels takes long."""
+    position, count, padding, exif = 2, 0, 0, 0
+    while (start := data.find(b"\xff", position)) >= 0 and (fill := _FILL.match(data, start)):
+        after = fill.end()
+        marker = data[after : after + 1]
+        handler = JpegImagePlugin.MARKER.get(0xFF00 + (marker or b"\0")[0], ("", "", None))[2]
+        if marker in (b"", _JPEG_SCAN[1:]):
+            return
+        count, padding = count + 1, padding + after - 1 - position
+        position = after + 1
+        if handler is not None:  # those without one are read as if nothing belonged to them
+            (length,) = struct.unpack_from(">H", data, position) if position + 2 <= len(data) else (0,)
+            exif += length if data.startswith(b"Exif\0\0", position + 2) else 0
+            position += max(length, 2)
+        if count > _MAX_PARTS or padding > _MAX_PADDING:
+            raise UserError(
+                f"{where}: the image is a JPEG with more than {_MAX_PARTS} segments or {_MAX_PADDING} bytes between "
+                "them; save it again with an ordinary encoder"
+            )
+        if exif > _MAX_EXIF:
+            raise UserError(f"{where}: the image has more than {_MAX_EXIF} bytes of EXIF; save it again without")
+
+
+def _check_exif(image: Image.Image, *, where: str) -> None:
+    """Refuse EXIF of which each entry may be a copy of far too much."""
+    size = max(len(image.info.get("exif") or b""), len(image.info.get("Raw profile type exif") or "") // 2)
+    if size > _MAX_EXIF:
+        raise UserError(f"{where}: the image has {size} bytes of EXIF; save it again without")
 
 
 def _check_scans(data: bytes, pixels: int, *, where: str) -> None:
