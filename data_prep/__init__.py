@@ -12,4 +12,4 @@ Everything else is private to this room. The folder is at the top of the reposit
 """
 
 __all__ = ["command", "picture_sets", "quickstart_data", "tools_data", "word_sets"]
-_USES = ["data", "evaluation", "grading", "learner", "report", "run", "toy"]
+_USES = ["data", "evaluation", "grading", "learner", "report", "run", "sandbox", "toy"]

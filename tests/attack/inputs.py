@@ -26,6 +26,7 @@ from tests.attack.attack import Attack
 from tests.attack.toys import toys
 from tests.helpers.damaged_sets import DAMAGES
 from tests.helpers.images import jpeg_with, many_scans, png_with, repeating_exif
+from tests.helpers.own_data import workbook_with
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
@@ -377,6 +378,12 @@ def unpacking_json(folder: Path) -> str:
     return read_beside(folder / "a.jsonl.gz")
 
 
+def unpacking_workbook(folder: Path) -> str:
+    """Read a workbook of 150 kB that holds a text of 150 MB."""
+    workbook_with(folder / "a.xlsx", b"x" * 150_000_000)
+    return read_beside(folder / "a.xlsx")
+
+
 def read_beside(table: Path) -> str:
     """Read a table in a process of its own; return how many rows it had, and whether memory stayed flat."""
     program = (
@@ -462,6 +469,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a Parquet file that unpacks without a bound", LIMITED, "1000 rows, below 300 MiB", unpacking_table),
     Attack("an Arrow stream that unpacks without a bound", LIMITED, "refused, below 300 MiB", unpacking_stream),
     Attack("a line of JSON that unpacks without a bound", LIMITED, "0 rows, below 300 MiB", unpacking_json),
+    Attack("a workbook that unpacks without a bound", LIMITED, "refused, below 300 MiB", unpacking_workbook),
     Attack("a run of equal values in one row's list", LIMITED, "refused", run_of_equal_values),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),
     Attack(

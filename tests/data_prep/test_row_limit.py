@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_rl.data_prep.readers import row_limit
+from tests.helpers.own_data import workbook_with
+from vlm_rl.data_prep.readers import row_limit, spreadsheets
 from vlm_rl.data_prep.readers.program_tests import tests_in as read_tests
 from vlm_rl.data_prep.readers.table_files import read_tables
 from vlm_rl.data_prep.readers.written_values import parse_written
@@ -156,6 +157,22 @@ def test_json_in_a_cell_counts_as_what_it_becomes(value: Any) -> None:
     with pytest.raises(RowError, match="its lists and objects"):
         read_tests(text)
     assert parse_written(json.dumps(value[:200])) == value[:200]
+
+
+def test_a_workbook_is_read_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "a.xlsx"
+    workbook_with(table, b"How many?", row=2000)
+    assert [*read_tables([table])] == [("a.xlsx row 2000", {"question": "How many?"})]
+
+    workbook_with(table, b"How many?", row=10**12)
+    monkeypatch.setattr(spreadsheets, "_CPU_SECONDS", 1.5)
+    with pytest.raises(UserError, match=r"a.xlsx: as an Excel workbook it took more than 1.5 s of CPU time: save it"):
+        kinds(table)
+
+    workbook_with(table, b"x" * 50_000_000)
+    monkeypatch.setattr(spreadsheets, "_MEMORY", 100 << 20)
+    with pytest.raises(UserError, match=r"as an Excel workbook it needed more (memory )?than"):
+        kinds(table)
 
 
 def test_a_limit_that_no_row_keeps_is_refused() -> None:

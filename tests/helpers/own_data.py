@@ -7,10 +7,12 @@ import csv
 import io
 import json
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -205,3 +207,18 @@ FORMS: dict[str, Callable[[Path], None]] = {
         webdataset,
     )
 }
+
+
+def workbook_with(table: Path, value: bytes, *, row: int = 2) -> None:
+    """Write a workbook of one question, in a row of this number, whose text unpacks to these bytes."""
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    book.active.append(["question"])
+    book.active.append(["THE TEXT"])
+    book.save(table)
+    with zipfile.ZipFile(table) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(table, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in parts.items():
+            far = part.replace(b'<row r="2"', b'<row r="%d"' % row).replace(b'"A2"', b'"A%d"' % row)
+            archive.writestr(name, far.replace(b"THE TEXT", value).replace(b"A1:A2", b"A1:A%d" % row))
