@@ -177,9 +177,9 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch, scans
         (jpeg_with(b"\xff" * 60_000), jpeg_with(b"\xff" * 70_000), "65536 bytes between them"),
         (jpeg_with(b"\xff\xd0\1\1" * 9_000), jpeg_with(b"\xff\xf0\0\x99" + bytes(70_000)), "65536 bytes between"),
         (
-            png_with(b"eXIf", repeating_exif(5, 9_000)),
-            png_with(b"eXIf", repeating_exif(5, 70_000)),
-            "70006 byt",
+            png_with(b"eXIf", repeating_exif(5, 1_000_000)),
+            png_with(b"eXIf", repeating_exif(300, 1_000_000)),
+            "1000000 bytes of EXIF in many entries",
         ),
         (
             jpeg_with(b"\xff\xe1\x75\x38Exif\0\0" + repeating_exif(5, 30_000)),

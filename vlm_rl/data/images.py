@@ -54,7 +54,8 @@ _JPEG_SCAN = b"\xff\xda"  # begins a scan; compressed pixels never hold it
 _MAX_SCANS, _MAX_SCANNED_PIXELS = 1000, 10**9  # an encoder makes at most some dozens; about 2 seconds
 _MAX_PARTS = 20_000  # chunks of a PNG, which usually hold 8 KiB each, or segments before a JPEG's first scan
 _MAX_PADDING = 1 << 16  # bytes of a JPEG between its segments, which Pillow reads one by one
-_MAX_EXIF = 1 << 16  # bytes, as in a JPEG: each of its entries may be all of it
+_MAX_EXIF = 1 << 16  # bytes, as in a JPEG
+_MAX_EXIF_COPIES = 1 << 28  # bytes that its entries are, each of which may be all of it
 _FILL = re.compile(rb"\xff+")
 _PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
 
@@ -274,10 +275,15 @@ def _check_segments(data: bytes, *, where: str) -> None:
 
 
 def _check_exif(image: Image.Image, *, where: str) -> None:
-    """Refuse EXIF of which each entry may be a copy of far too much."""
-    size = max(len(image.info.get("exif") or b""), len(image.info.get("Raw profile type exif") or "") // 2)
-    if size > _MAX_EXIF:
-        raise UserError(f"{where}: the image has {size} bytes of EXIF; save it again without")
+    """Refuse EXIF whose entries may each be a copy of far too much."""
+    exif: bytes = (image.info.get("exif") or b"").removeprefix(b"Exif\0\0")
+    order = "<" if exif.startswith(b"II") else ">"
+    copies = 0
+    with suppress(struct.error):  # what cannot be read says nothing about orientation either
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        copies = len(exif) * struct.unpack_from(f"{order}H", exif, start)[0]
+    if copies > _MAX_EXIF_COPIES or len(image.info.get("Raw profile type exif") or "") // 2 > _MAX_EXIF:
+        raise UserError(f"{where}: the image has {len(exif)} bytes of EXIF in many entries; save it again without")
 
 
 def _check_scans(data: bytes, pixels: int, *, where: str) -> None:
