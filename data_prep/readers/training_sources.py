@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 from vlm_rl.data_prep.readers.generic import digest_row
 from vlm_rl.data_prep.readers.image_files import ImageStore, image_ref
 from vlm_rl.data_prep.readers.row_golds import gold_of, last_box, type_and_choices
+from vlm_rl.data_prep.readers.row_limit import load_json, max_row_bytes, too_large
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import (
     Converted,
@@ -115,7 +115,11 @@ def _hendrycks_rows(files: list[Path], folder: Path) -> Iterator[tuple[str, Any]
     for file in sorted(files, key=lambda file: (file.parent.name, len(file.stem), file.stem)):
         name = file.relative_to(folder).with_suffix("").as_posix()
         try:
-            row: Any = json.loads(file.read_text(encoding="utf-8"))
+            if file.stat().st_size > max_row_bytes():
+                raise too_large()
+            row: Any = load_json(file.read_text(encoding="utf-8"))
+        except RowError as error:
+            row = error
         except (OSError, ValueError, RecursionError) as error:
             row = RowError("bad_json", f"is not JSON: {error}")
         yield f"{name}.json", {**row, "unique_id": name} if isinstance(row, dict) else row

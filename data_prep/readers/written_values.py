@@ -22,6 +22,7 @@ from vlm_rl.data_prep.records import RowError
 
 _ARRAY = re.compile(r"(?:np\.|numpy\.)?array\((.*?)(?:,\s*dtype=[^()]*)?\)", re.S)
 _OPENING = re.compile(r"\s*(?:[\[{]|\(\s*['\"]|(?:np\.|numpy\.)?array\()")
+_MOST_PRINTED = 1 << 20  # characters of a list as Python or NumPy prints it, whose parser needs many times as much
 _VALUES = (tokenize.STRING, tokenize.NUMBER, tokenize.NAME)
 
 
@@ -40,6 +41,8 @@ def parse_written(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except ValueError:
         pass
+    if len(text) > _MOST_PRINTED:
+        raise ValueError(f"not JSON, and too long ({len(text)} characters) to be read as what Python prints")
     text = array[1] if (array := _ARRAY.fullmatch(text.strip())) else text.strip()
     try:
         value = ast.literal_eval(_with_commas(text))

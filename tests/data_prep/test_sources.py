@@ -150,8 +150,11 @@ def test_math_as_hendrycks_published_it(tmp_path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**MATH_ROW, "problem": f"Problem {split} {number}"}))
     (tmp_path / "train/algebra/3.json").write_text("{")
+    with (tmp_path / "train/algebra/4.json").open("w") as file:
+        file.truncate(300 << 20)
     problems, dropped = read_problems("math", tmp_path)
-    assert list(problems) == ["math-algebra/1", "math-algebra/10"] and dropped == {"bad_json": 1}
+    assert list(problems) == ["math-algebra/1", "math-algebra/10"]
+    assert dropped == {"bad_json": 1, "row_too_large": 1}
     first = problems["math-algebra/1"]
     assert (first.answer, first.category, first.meta["level"]) == (r"\frac32", "Algebra", "Level 2")
     assert not first.test_only and only("math", tmp_path, "test").test_only

@@ -137,3 +137,9 @@ def test_printed_lists_are_read_back(texts: list[str]) -> None:
 def test_what_is_no_printed_list_is_said_to_be_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither JSON|nested|left out|no list"):
         parse_written(text)
+
+
+def test_a_list_that_python_printed_is_read_up_to_a_megabyte() -> None:
+    assert parse_written(f"({'1, ' * 1000})") == [1] * 1000
+    with pytest.raises(ValueError, match=r"too long \(1200002 characters\) to be read as what Python prints"):
+        parse_written(f"({'1, ' * 400_000})")
