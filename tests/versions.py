@@ -182,18 +182,8 @@ def try_out(name: str, versions: Mapping[str, str], pytest_args: Sequence[str]) 
         uv("venv", "-q", "--clear", "--python", sys.executable, folder)
         uv("pip", "install", "-q", "--no-deps", "--python", python, "-r", wanted)
         # In a worker: where it crashes, that test is broken, and another worker continues.
-        command = [
-            python,
-            "-m",
-            "pytest",
-            "-v",
-            "-n",
-            "1",
-            "--max-worker-restart",
-            "1000",
-            "-m",
-            "not gpu and not real",
-        ]
+        workers = ("-n", "1", "--max-worker-restart", "1000")
+        command = [python, "-m", "pytest", "-v", *workers, "-m", "not gpu and not real"]
         command += ["--junitxml", junit, *columns(), *pytest_args]
         with log.open("w") as file:
             subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)

@@ -68,12 +68,16 @@ def packed_row(policy: Policy, groups: Sequence[WeighedGroup]) -> PackedRow:
 
 def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
     """Return the log-probs [K] of all response tokens, each response alone behind its prompt."""
-    return torch.cat([_alone(model, g.prompt, rollout.ids) for g in groups for rollout in g.rollouts])
+    sampled = [(group.prompt, rollout.ids) for group in groups for rollout in group.rollouts]
+    return torch.cat([response_logp(model, *one, banned=BANNED, temperature=TEMPERATURE) for one in sampled])
 
 
-def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
+def response_logp(
+    model: Any, prompt: Prompt, ids: np.ndarray, *, banned: Sequence[int] = (), temperature: float = 1.0
+) -> Tensor:
+    """Return the log-probs of a response's tokens by an unmodified model, alone behind its prompt."""
     tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
     extra = own_inputs(model, tokens[None], prompt.vision)
-    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
-    logits[:, BANNED] = float("-inf")
+    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / temperature
+    logits[:, [*banned]] = float("-inf")
     return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]

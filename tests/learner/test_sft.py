@@ -220,13 +220,15 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, l
     assert not run.path.exists()
 
 
-def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path) -> None:
+def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
     path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
     result = toys.runner("sft", path, faults={"press_ctrl_c_in": {"phase": "save", "step": 1}})
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert "Ctrl-C: waiting for" in result.output and "Ctrl-C again stops at once" in result.output
     assert f"stopped by Ctrl-C after step 1; resume with: vlm-rl sft {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [1] and len(run.metrics()) == 1
+    assert toys.runner("sft", run.path, "--resume").code == 0
+    assert metrics_of(run) == metrics_of(whole)
 
 
 def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, learnable: Path) -> None:

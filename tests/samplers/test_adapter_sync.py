@@ -14,7 +14,6 @@ from tests.helpers.images import noise_png
 from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys
 from vlm_rl.config import LoraConfig, load_config
-from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.lora import adapter_tensors, weight_sources
@@ -25,7 +24,6 @@ from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem, Prompt
 
 LORA = LoraConfig(
@@ -34,34 +32,40 @@ LORA = LoraConfig(
 PARAMS = SamplingParams(temperature=1.0, max_tokens=6, responses=3)
 
 
-@pytest.fixture(scope="module")
-def policy(tiny_model: Path, builder: PromptBuilder) -> Policy:
-    ids = builder.banned_ids
-    policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=ids, temperature=1.0)
-    policy.add_adapters(LORA, base=BaseModel(str(tiny_model), ""), seed=5)
-    return policy
-
-
-@pytest.fixture(scope="module")
-def builder(tiny_model: Path) -> PromptBuilder:
-    return PromptBuilder(tiny_model, template=TEMPLATES["think_answer"])
-
-
-@pytest.fixture(scope="module")
-def prompt(builder: PromptBuilder) -> Prompt:
-    toy = SQUARES.make_problems(1, seed=0, split="train")[0]
-    return builder.build(Problem("p", toy.question, (encode_png(SQUARES.draw(toy, seed=0)),), "3", "integer"))
-
-
-@pytest.fixture(scope="module")
-def sampler(tiny_model: Path, builder: PromptBuilder) -> Iterator[Any]:
-    pytest.importorskip("vllm")
+def adapted(folder: Path, lora: LoraConfig) -> tuple[Policy, Any, Prompt]:
+    """Return a learner with adapters, an engine with the same base model, and a prompt with an image."""
+    builder = PromptBuilder(folder, template=TEMPLATES["plain"], max_pixels=100_352)
+    policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=builder.banned_ids, temperature=1.0)
+    policy.add_adapters(lora, base=BaseModel(str(folder), ""), seed=5)
     engine = make_sampler(
-        "vllm", model_path=str(tiny_model), builder=builder, max_model_len=256, batch_size=4, dtype=torch.float32,
-        adapter=LORA,
+        "vllm", model_path=str(folder), builder=builder, max_model_len=512, batch_size=4, dtype=torch.float32,
+        adapter=lora,
     )  # fmt: skip
-    yield engine
-    engine.close()
+    images = (noise_png(100, 300, 1),) if builder.is_vision else ()
+    return policy, engine, builder.build(Problem("p", "<image>" * len(images) + "How many?", images, "3", "integer"))
+
+
+@pytest.fixture(scope="module")
+def both(tiny_model: Path) -> Iterator[tuple[Policy, Any, Prompt]]:
+    pytest.importorskip("vllm")
+    made = adapted(tiny_model, LORA)
+    yield made
+    made[1].close()
+
+
+@pytest.fixture
+def policy(both: tuple[Policy, Any, Prompt]) -> Policy:
+    return both[0]
+
+
+@pytest.fixture
+def sampler(both: tuple[Policy, Any, Prompt]) -> Any:
+    return both[1]
+
+
+@pytest.fixture
+def prompt(both: tuple[Policy, Any, Prompt]) -> Prompt:
+    return both[2]
 
 
 def stream(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -146,23 +150,9 @@ def test_the_proof_sees_what_is_in_the_wrong_place(policy: Policy, sampler: Any)
         check_fresh(sampler, expected)
 
 
-def adapted(folder: Path, lora: LoraConfig) -> tuple[Policy, Any, Prompt]:
-    """Return a learner with adapters, an engine with the same base model, and a prompt with an image."""
-    builder = PromptBuilder(folder, template=TEMPLATES["plain"], max_pixels=100_352)
-    policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=builder.banned_ids, temperature=1.0)
-    policy.add_adapters(lora, base=BaseModel(str(folder), ""), seed=5)
-    engine = make_sampler(
-        "vllm", model_path=str(folder), builder=builder, max_model_len=512, batch_size=4, dtype=torch.float32,
-        adapter=lora,
-    )  # fmt: skip
-    images = (noise_png(100, 300, 1),) if builder.is_vision else ()
-    return policy, engine, builder.build(Problem("p", "<image>" * len(images) + "How many?", images, "3", "integer"))
-
-
-EVERYWHERE = LORA.model_copy(update={"rank_by_part": {"tower": 3}})
 TEXT_ALONE = LoraConfig(rank=4, alpha=6, sync="adapter")
 ADAPTED = {
-    **dict.fromkeys(("idefics3", "llava", "qwen2_vl", "qwen3_vl", "smolvlm"), EVERYWHERE),
+    **dict.fromkeys(("idefics3", "llava", "qwen2_vl", "qwen3_vl", "smolvlm"), LORA),
     **dict.fromkeys(("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"), TEXT_ALONE),
     **dict.fromkeys(("glm4v", "internvl", "mistral3"), TEXT_ALONE),
 }
@@ -184,7 +174,7 @@ def test_every_family_takes_adapters(model_type: str, family_model: Callable[[st
 
 REFUSED = {
     "internvl": r"targets names merger and tower, where vLLM [\d.]+ applies no adapters in models of type internvl",
-    "qwen3_vl_moe": r"with adapters, vLLM computes experts by Triton",
+    "qwen3_vl_moe": r"with adapters vLLM computes experts by Triton",
     "mistral3": r"targets names merger and tower, where vLLM [\d.]+ applies no adapters in models of type mistral3",
     "llava_onevision": r"does not support LoRA yet",
 }
@@ -195,14 +185,14 @@ REFUSED = {
 def test_models_that_take_no_such_adapters_are_refused(model_type: str, family_model: Callable[[str], Path]) -> None:
     pytest.importorskip("vllm")
     with pytest.raises(UserError, match=REFUSED[model_type] + r".*set model\.lora\.sync=merged"):
-        adapted(family_model(model_type), EVERYWHERE)
+        adapted(family_model(model_type), LORA)
 
 
 @pytest.mark.turn(0, days=4)
 @pytest.mark.slow
 def test_layers_that_take_no_adapter_are_named_by_the_first_sync(family_model: Callable[[str], Path]) -> None:
     pytest.importorskip("vllm")
-    policy, sampler, _ = adapted(family_model("glm4v"), EVERYWHERE)
+    policy, sampler, _ = adapted(family_model("glm4v"), LORA)
     with pytest.raises(
         UserError, match=r"layers that model\.lora\.targets names: .*visual.*set model\.lora\.sync=merged"
     ):

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from tests.helpers.families import TILED_FAMILIES, VISION_FAMILIES
-from tests.helpers.groups import load_reference, own_inputs
+from tests.helpers.family_rows import response_logp
+from tests.helpers.groups import load_reference
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Toys, toy_problem
@@ -166,13 +166,9 @@ def held_out_loss(folder: Path, data: Path) -> float:
     model: Any = load_reference(folder)
     builder, logps = PromptBuilder(folder, template=TEMPLATES["think_answer"]), []
     for problem in load_set(data):
-        prompt = builder.build(problem)
         response = builder.encode_response(problem.meta["response"])
-        ids_1T = torch.from_numpy(np.concatenate([prompt.ids, response]).astype(np.int64))[None]
         with torch.no_grad():
-            out = model(input_ids=ids_1T, **own_inputs(model, ids_1T, prompt.vision))
-        logits = out.logits[0, len(prompt.ids) - 1 : -1].double()
-        logps.append(logits.log_softmax(-1).gather(1, ids_1T[0, len(prompt.ids) :, None]))
+            logps.append(response_logp(model, builder.build(problem), response))
     return -float(torch.cat(logps).mean())
 
 

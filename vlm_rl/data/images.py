@@ -277,13 +277,15 @@ def _check_segments(data: bytes, *, where: str) -> None:
 def _check_exif(image: Image.Image, *, where: str) -> None:
     """Refuse EXIF whose entries may each be a copy of far too much."""
     exif: bytes = (image.info.get("exif") or b"").removeprefix(b"Exif\0\0")
+    as_text = len(image.info.get("Raw profile type exif") or "") // 2  # two digits a byte, in a PNG's text
     order = "<" if exif.startswith(b"II") else ">"
     copies = 0
     with suppress(struct.error):  # what cannot be read says nothing about orientation either
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         copies = len(exif) * struct.unpack_from(f"{order}H", exif, start)[0]
-    if copies > _MAX_EXIF_COPIES or len(image.info.get("Raw profile type exif") or "") // 2 > _MAX_EXIF:
-        raise UserError(f"{where}: the image has {len(exif)} bytes of EXIF in many entries; save it again without")
+    if copies > _MAX_EXIF_COPIES or as_text > _MAX_EXIF:
+        size = max(len(exif), as_text)
+        raise UserError(f"{where}: the image has {size} bytes of EXIF, which may be read many times; save it without")
 
 
 def _check_scans(data: bytes, pixels: int, *, where: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import check_vision
+from vlm_rl.model_files.routers import num_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,6 @@ def active_window(config: Any) -> int | None:
     """Return how many tokens a layer with a window attends to, itself included; None for a model without one."""
     text = config.get_text_config()
     return getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-
-
-def num_experts(text: Any) -> int:
-    """Return how many experts a layer has, by the configuration of a language model; 0 for a dense model."""
-    return getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
-
-
-def chosen_experts(text: Any) -> int:
-    """Return how many of its experts a layer gives a token to; 0 for a dense model."""
-    return getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 0
 
 
 def convolution_width(config: Any) -> int | None:

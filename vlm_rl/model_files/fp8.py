@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlm_rl.config import RolloutConfig
 from vlm_rl.errors import UserError
+from vlm_rl.model_files.routers import num_experts
 
 FP8 = torch.float8_e4m3fn
 FP8_LAYERS = r"^(model\.)?((language_model|text_model)\.)?(model\.)?layers\.\d+\.(self_attn|mlp)\.\w+_proj$"
@@ -83,8 +84,7 @@ def check_fp8(model_config: Any, rollout: RolloutConfig, *, dtype: torch.dtype) 
             f"rollout.quantization is {rollout.quantization}, and the model is in "
             f"{str(dtype).removeprefix('torch.')}, which vLLM does not round: set model.dtype=bfloat16"
         )
-    text = model_config.get_text_config()
-    if any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+    if num_experts(model_config.get_text_config()):
         raise UserError(
             f"rollout.quantization is {rollout.quantization}, and {model_config.model_type} is a mixture of experts: "
             "they are most of its weights, and vLLM's kernels reorder them, so that no sync could be proved; leave "

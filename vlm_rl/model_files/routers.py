@@ -15,6 +15,16 @@ _GEMMA = "gemma4textrouter"
 _CLASSES = ("topkrouter", _GEMMA)  # what names of routers' classes end in, in lower case
 
 
+def num_experts(text: Any) -> int:
+    """Return how many experts a layer has, by the configuration of a language model; 0 for a dense model."""
+    return getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
+
+
+def chosen_experts(text: Any) -> int:
+    """Return how many of its experts a layer gives a token to; 0 for a dense model."""
+    return getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 0
+
+
 def routers_of(model: nn.Module) -> dict[int, nn.Module]:
     """Return the routers of a model by the number of their layer; {} for a model without experts."""
     routers: dict[int, nn.Module] = {}

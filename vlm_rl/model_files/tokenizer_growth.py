@@ -58,7 +58,7 @@ def _growth(part: Any) -> float:
             factor *= max(_template_growth(part, form) for form in ("single", "pair"))
         case _:  # a model's marks are put at each character that it looks up
             marks = ("continuing_subword_prefix", "end_of_word_suffix", "prefix", "suffix")
-            factor *= max(1, *(len(mark) for name in marks if isinstance(mark := part.get(name), str)), 1)
+            factor *= max([1, *(len(mark) for name in marks if isinstance(mark := part.get(name), str))])
     return factor
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from vlm_rl.config import Checkpointing, Config, ModelPart, TrainConfig
 from vlm_rl.data.vision.family import vision_of
-from vlm_rl.learner.architectures import active_window, chosen_experts, family_of
+from vlm_rl.learner.architectures import active_window, family_of
 from vlm_rl.learner.attention.linear import CHUNK
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
@@ -27,6 +27,7 @@ from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 from vlm_rl.model_files.fp8 import is_in_fp8
 from vlm_rl.model_files.model_folder import layer_configs
+from vlm_rl.model_files.routers import chosen_experts
 
 MERGER_COPIES = 5  # of a patch's hidden state: its norm in and out, the two sides of the activation, the output
 

@@ -9,8 +9,8 @@ from typing import Any
 from vlm_rl import devices
 from vlm_rl.config import Config
 from vlm_rl.distributed import all_gather, rank, world_size
-from vlm_rl.learner.architectures import chosen_experts, num_experts
 from vlm_rl.learner.policy import Policy
+from vlm_rl.model_files.routers import chosen_experts, num_experts
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import gib
 from vlm_rl.types import Group

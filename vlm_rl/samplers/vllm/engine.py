@@ -157,7 +157,7 @@ class VllmSampler:
         self._adapter, self._loaded = adapter, None
         if adapter is not None and (problem := self._problem_of_adapters(adapter)):
             self.close()
-            raise UserError(f"model.lora.sync is adapter{problem}; set model.lora.sync=merged")
+            raise UserError(f"model.lora.sync is adapter, and {problem}; set model.lora.sync=merged")
         self._as_published = as_published(model_path)
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
         self._is_speculative = settings.get("speculative_config") is not None
@@ -361,13 +361,14 @@ class VllmSampler:
     def _problem_of_adapters(self, adapter: LoraConfig) -> str:
         """Say why vLLM would leave out a part of the adapter, or could not compute it; nothing where it can."""
         if self._on_cpu and any(self._llm.collective_rpc(wraps_experts)):
-            return ": with adapters, vLLM computes experts by Triton, which CPUs do not have"
+            return "with adapters vLLM computes experts by Triton, which CPUs do not have"
         parts = sorted(adapter.parts - {"language_model"})
         if not parts or all(self._llm.collective_rpc(takes_adapters_in_towers)):
             return ""
-        kind = self._builder.config.model_type
-        refused = f"vLLM {self._vllm.__version__} applies no adapters in models of type {kind}"
-        return f", and targets names {' and '.join(parts)}, where {refused}"
+        return (
+            f"targets names {' and '.join(parts)}, where vLLM {self._vllm.__version__} applies no adapters in models "
+            f"of type {self._builder.config.model_type}"
+        )
 
     def _load_adapter(self, tensors: NamedTensors, rank: int) -> None:
         """Replace the engine's adapter. The new one has a new id: nothing that belongs to the old one can be used.

@@ -87,13 +87,11 @@ def _learner_shards(model: Any, layout: WeightLayout) -> Iterator[Shard]:
     Under tensor parallelism they are this rank's. Rows of zeros behind the vocabulary are padding. Anything else that
     the learner does not name comes under the engine's own name.
     """
-    placed: dict[
-        str, list[tuple[str, Sequence[slice]]]
-    ] = {}  # the engine's tensor -> what is in it, and in which rows
     fusions = _Fusions(model)
-    factors: dict[
-        tuple[str, str], dict[int, str]
-    ] = {}  # the engine's layer and A or B -> the part's first row -> name
+    # The engine's tensor -> what it holds, and in which rows.
+    placed: dict[str, list[tuple[str, Sequence[slice]]]] = {}
+    # The engine's layer and A or B -> the part's first row -> the learner's name.
+    factors: dict[tuple[str, str], dict[int, str]] = {}
     for name, shape in layout.items():
         layer, is_factor, factor = name.partition(".lora_")
         place = _place(model, fusions, f"{layer}.weight" if is_factor else name, rows=shape[0])
