@@ -648,10 +648,20 @@ def load_everything() -> None:
     import pandas  # noqa: F401
     import qwen_vl_utils.vision_process  # noqa: F401
     import scipy.stats  # noqa: F401
+    from PIL import Image
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
     use_quick_configs()
     import_deepspeed()
+    importlib.import_module("deepspeed.module_inject.auto_ep_layer")  # an engine asks whether it has experts
+    importlib.import_module("transformers.tokenization_mistral_common")  # a processor, what its tokenizer is
+    for name in (
+        "qwen2_5_vl.modeling_qwen2_5_vl",
+        "qwen2_5_vl.processing_qwen2_5_vl",
+        "qwen2_vl.image_processing_qwen2_vl",
+    ):
+        importlib.import_module(f"transformers.models.{name}")
+    Image.preinit()
     VIDEO_PROCESSOR_MAPPING.values()  # opening any processor imports them all
 
 

@@ -113,14 +113,18 @@ def test_an_evaluation_asks_for_the_engine_of_as_many_ranks(
     """Answers cannot show it: they are those of whole engines."""
     heldout, asked = toy_set(tmp_path / "one", count=1, split="heldout"), {}
 
+    class AskedError(Exception):
+        pass
+
     def no_engine(name: str, **settings: Any) -> None:
         asked.update(settings)
-        raise UserError("no engine here")
+        raise AskedError  # a UserError would wait for the other rank
 
     monkeypatch.setattr("vlm_rl.evaluation.command.make_sampler", no_engine)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     command = ["eval", "--model", tiny_model, "--data", heldout, "--out", tmp_path / "out", "--sampler", "vllm"]
-    assert main([*map(str, command), "--tensor-parallel", "2"]) == 2
+    with pytest.raises(AskedError):
+        main([*map(str, command), "--tensor-parallel", "2"])
     assert asked["tensor_parallel"] == 2
 
 
