@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import vlm_rl
@@ -22,13 +23,14 @@ from vlm_rl.commands.examples import examples_of
 from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import check_plain
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
 # disk that is damaged or has gone, and too many open files. And where the error names a path: missing rights, and a
 # file in the place of a folder or the other way round.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
-PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output := getattr(options, "output", None):
         os.environ["VLM_RL_OUTPUT"] = output  # read by run/terminal.py, and before libraries are imported
     try:
+        _check_plain_paths(options)
         options.command(options)
         _leave_ranks_at_exit()
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
@@ -70,6 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _check_plain_paths(options: argparse.Namespace) -> None:
+    """Raise UserError for a pipe, a device or a socket that an option names, to read or to write.
+
+    Reading one may wait for ever or never end, and a result would be moved into the place of a device.
+    """
+    for value in vars(options).values():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path):
+                check_plain(path)
 
 
 def _refuse_hub_kernels() -> None:

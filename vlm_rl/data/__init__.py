@@ -2,7 +2,6 @@
 
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
-    plain_files        refuse pipes and devices where files are expected
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
     turns              what stands between two turns of an episode
@@ -17,7 +16,6 @@ prompts loads torch; so does loading a set, where one rank checks for all.
 __all__ = [
     "golds",
     "images",
-    "plain_files",
     "prompts",
     "sets",
     "stored_images",

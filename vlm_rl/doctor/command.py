@@ -21,6 +21,7 @@ from vlm_rl.doctor.waiting import WaitingLine
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import base_of
 from vlm_rl.run.checkpoint_names import resolve_model
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing
 from vlm_rl.visible_text import replace_invisible
@@ -49,7 +50,8 @@ def doctor(options: argparse.Namespace) -> int:
     console.print(Text(f"\n{_summary(known)}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
     if options.json is not None:
         with writing(options.json):
-            options.json.write_text(json.dumps([asdict(answer) for answer in known], indent=2) + "\n")
+            text = json.dumps([asdict(answer) for answer in known], indent=2) + "\n"
+            write_atomically(options.json, lambda place: place.write_text(text, encoding="utf-8"))
     return exit_code(known)
 
 

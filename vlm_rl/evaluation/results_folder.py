@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from vlm_rl.config import Config
-from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.distributed import barrier, from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.settings import run_of
+from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 

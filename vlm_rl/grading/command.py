@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,6 +59,8 @@ def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType)
         part.write_text("".join(lines), encoding="utf-8")
         part.replace(out)
     except OSError as error:
+        with suppress(OSError):  # a file system that refused the file may refuse this too
+            part.unlink(missing_ok=True)
         raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose a different path") from None
     print(summary(grades))
 

@@ -13,6 +13,7 @@ from vlm_rl.json_object import read_object
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, base_of
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.model_files.tokenizer_growth import check_growth
+from vlm_rl.plain_files import check_plain_tree
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that transformers reads
@@ -278,9 +279,13 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def open_config(model_path: str) -> Any:
-    """Return the model's configuration. Raises UserError if it cannot be used."""
+    """Return the model's configuration.
+
+    Raises UserError if it cannot be used, and for a folder that holds a pipe or a device, before anything is opened.
+    """
     from transformers import AutoConfig
 
+    check_plain_tree(model_path)
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:  # whatever the values in the file lead to

@@ -20,6 +20,7 @@ from vlm_rl.planning.foreign_files import ForeignFile, read_foreign
 from vlm_rl.planning.foreign_rows import Conversion
 from vlm_rl.planning.foreign_values import convert
 from vlm_rl.planning.init import Recipe, body_of
+from vlm_rl.run.run_files import write_atomically
 
 _ROW_TOKENS = 16_384
 _SECTIONS = ("model", "data", "algorithm", "reward", "rollout", "train", "eval", "checkpoint", "log")
@@ -47,8 +48,8 @@ def init_from(options: argparse.Namespace) -> None:
         raise UserError(f"--from {source} names no model: add --model")
     prepares = _name_sets(conversion, options)
     recipe = _recipe(conversion, out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_text(file, conversion, recipe, prepares, out), encoding="utf-8")
+    text = _text(file, conversion, recipe, prepares, out)
+    write_atomically(out, lambda place: place.write_text(text, encoding="utf-8"))
     left = conversion.left
     print(f"{out}: {len(conversion.values)} keys from {source}, which is a file of {file.trainer}")
     if left:

@@ -31,6 +31,7 @@ from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, Fit, fits
 from vlm_rl.planning.remedies import SHARE, Remedy, reduced_by
 from vlm_rl.run.checkpoint_names import resolve_model
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import start_command
 from vlm_rl.types import Problem
 
@@ -100,8 +101,8 @@ def init(options: argparse.Namespace) -> None:
     machine = _machine(options.gpus, options.gpu_memory, options.nodes)
     facts = _facts(options)
     recipe, fit = fitting_recipe(options, machine, facts, out=f"runs/{file.stem}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_text(options, machine, recipe, fit.plan, file), encoding="utf-8")
+    text = _text(options, machine, recipe, fit.plan, file)
+    write_atomically(file, lambda place: place.write_text(text, encoding="utf-8"))
     start, ranks = _commands(machine, file)
     print(f"{file}: {short_name(options.model)} on {facts.rows} problems, for {machine}")
     if machine.gpus:

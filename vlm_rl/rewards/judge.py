@@ -17,6 +17,7 @@ from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
 from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, image_part, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import check_plain
 from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
@@ -69,7 +70,7 @@ class Judge:
     def __init__(self, config: JudgeConfig, *, cache: Path) -> None:
         """Read the prompt file and the API key. Raises UserError where one is missing or cannot be used."""
         self._config = config
-        self._prompt = _read_prompt(Path(config.prompt))
+        self._prompt = read_prompt(Path(config.prompt))
         key = read_key(config.api_key_env, setting="reward.judge.api_key_env")
         self._batch = BatchClient(
             ChatEndpoint(config.url, key=key, called="the judge", timeouts=Timeouts(config.timeout)),
@@ -120,7 +121,8 @@ class Judge:
         }
 
 
-def _read_prompt(path: Path) -> str:
+def read_prompt(path: Path) -> str:
+    check_plain(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -38,9 +38,9 @@ from vlm_rl.config import (
     load_sft_config,
     save_config,
 )
-from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.errors import UserError
 from vlm_rl.json_object import read_object
+from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult

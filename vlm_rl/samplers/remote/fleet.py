@@ -17,6 +17,7 @@ from vlm_rl.config import Quantization, is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import check_plain
 from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
 
@@ -78,7 +79,7 @@ class Fleet:
         self._run = from_main(lambda: uuid.uuid4().hex)  # tells our weights from those of another run
         self._said: dict[str, str] = {}  # of each server, and of their file as "", so that it is said once
         self._lost_since: float | None = None  # since when no server has completed a group
-        self._addresses = _read_addresses(settings.servers)
+        self._addresses = read_addresses(settings.servers)
 
     @property
     def label(self) -> str:
@@ -188,7 +189,7 @@ class Fleet:
         It may be read while somebody writes it, and a run with servers does not end for that.
         """
         try:
-            self._addresses = _read_addresses(self.settings.servers)
+            self._addresses = read_addresses(self.settings.servers)
             self._said.pop("", None)
         except UserError as error:
             self._say_once("", f"{error}; the servers that it named before are used")
@@ -204,10 +205,11 @@ class Fleet:
             self._note(text)
 
 
-def _read_addresses(where: Sequence[str] | str) -> list[str]:
+def read_addresses(where: Sequence[str] | str | Path) -> list[str]:
     """Return the addresses of a list or a file. Raises UserError for a file that cannot be read or names none."""
-    if not isinstance(where, str):
+    if not isinstance(where, str | Path):
         return [url.rstrip("/") for url in where]
+    check_plain(where)
     try:
         lines = Path(where).read_text().split()
     except (OSError, UnicodeDecodeError) as error:
@@ -221,6 +223,7 @@ def _read_addresses(where: Sequence[str] | str) -> list[str]:
 
 def read_token(path: Path) -> str:
     """Return the servers' token. Raises UserError where there is none."""
+    check_plain(path)
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

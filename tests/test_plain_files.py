@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.example_run import build_run
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
 from vlm_rl.config import load_config
-from vlm_rl.data.plain_files import check_plain_tree
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import check_plain_tree
+from vlm_rl.rewards.judge import read_prompt
+from vlm_rl.samplers.remote.fleet import read_addresses, read_token
+from vlm_rl.types import Problem
 
 pytestmark = pytest.mark.timeout(60)  # whatever opens a pipe waits for ever
 
@@ -105,3 +110,47 @@ def test_a_run_that_cannot_be_read_leaves_the_others(built: Path, tmp_path: Path
     library = Library(runs)
     assert list(library.runs) == ["good"]
     assert [fault.partition(" ")[0] for fault in library.faults] == ["deep", "odd", "binary"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["grade", "--file", "PIPE", "--out", "graded.jsonl"],
+        ["grade", "--file", "golds.jsonl", "--out", "PIPE"],
+        ["demo", "RUN", "--port", "1", "--token-file", "PIPE"],
+        ["report", "RUN", "--out", "DEVICE"],
+        ["eval", "compare", "RUN", "PIPE"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_names_a_pipe_or_a_device_is_refused(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Whatever opens a pipe waits for ever, and a page would take the place of a device."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "golds.jsonl").write_text('{"gold": "7", "response": "7"}\n')
+    os.mkfifo("PIPE")
+    Path("DEVICE").symlink_to("/dev/full")
+    Path("RUN").symlink_to(built)
+    assert main(words) == 2
+    assert f"{'DEVICE' if 'DEVICE' in words else 'PIPE'} is no file" in capsys.readouterr().err
+    assert Path("DEVICE").is_symlink()
+
+
+@pytest.mark.parametrize("read", [read_token, read_addresses, read_prompt], ids=lambda read: read.__name__)
+def test_a_file_that_a_key_names_is_no_pipe(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """`rollout.server_token`, `rollout.servers` and `reward.judge.prompt`."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is no file"):
+        read(tmp_path / "pipe")
+
+
+def test_a_pipe_in_a_model_folder_is_found_where_no_weights_are_needed(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    data = write_problems([Problem("one", "How many?", (), "1", "integer")], tmp_path / "set")
+    assert main(["init", "--model", str(model), "--data", str(data), "--out", str(tmp_path / "recipe.yaml")]) == 2
+    assert f"{model / 'model.safetensors'} is no file" in capsys.readouterr().err
