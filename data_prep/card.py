@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import vlm_rl
+from vlm_rl.config import load_yaml
 from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.merge_shards import LEAKED
 from vlm_rl.data_prep.prepared_set import DATA, schema
+from vlm_rl.errors import UserError
+from vlm_rl.plain_files import read_small
 from vlm_rl.types import AnswerType
 
 CARD = "README.md"
@@ -58,9 +61,9 @@ def licence_of(source: Path) -> str:
 
     card = (source if source.is_dir() else source.parent) / CARD
     try:
-        text = card.read_text(encoding="utf-8") if card.is_file() else ""
-        header = yaml.safe_load(text.split("---\n", 2)[1]) if text.startswith("---\n") else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, IndexError, RecursionError):
+        text = read_small(card) if card.is_file() else ""
+        header = load_yaml(text.split("---\n", 2)[1], card) if text.startswith("---\n") else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, IndexError, RecursionError, UserError):
         return ""
     licence = header.get("license", "") if isinstance(header, dict) else ""
     return licence if isinstance(licence, str) else ", ".join(map(str, licence or ()))

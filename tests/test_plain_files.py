@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from safetensors import safe_open
 
 from tests.helpers.example_run import build_run
 from tests.helpers.prepared_sets import write_problems
-from vlm_rl.cli import main
+from vlm_rl.cli import DISK_ERRORS, FILE_LIMITS, is_any_of, main
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.demo.numbers.library import Library
@@ -99,6 +104,57 @@ def test_a_configuration_without_an_end_is_refused(tmp_path: Path, text: str, me
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         load_config(tmp_path / "c.yaml")
+
+
+def test_nor_is_another_trainers_file_or_a_card_without_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.yaml").write_text(LAUGHS)
+    assert main(["init", "--from", str(tmp_path / "theirs.yaml")]) == 2
+    assert "theirs.yaml: it repeats parts" in capsys.readouterr().err
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "rows.csv").write_text("question,answer\nhow many?,3\n")
+    (tmp_path / "raw" / "README.md").write_text(f"---\n{LAUGHS}license: *a8\n---\n")
+    assert main(["prepare", str(tmp_path / "raw"), "--out", str(tmp_path / "set")]) == 0
+    assert "license: unknown" in (tmp_path / "set" / "README.md").read_text()
+
+
+def test_a_configuration_that_is_a_large_hole_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "c.yaml").open("wb") as file:
+        file.truncate(200 << 30)
+    with pytest.raises(UserError, match=r"c\.yaml has more than 16 MiB"):
+        load_config(tmp_path / "c.yaml")
+
+
+def test_links_in_a_circle_are_named_and_cost_a_set_one_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (circle := tmp_path / "circle.png").symlink_to("circle.png")
+    assert main(["export", str(circle), "--out", str(tmp_path / "model")]) == 2
+    assert f"{circle} is a link that leads back to itself" in capsys.readouterr().err
+    rows = "".join(json.dumps({"id": n, "q": "<image> How many?", "a": "3", "i": f"{n}.png"}) + "\n" for n in "ab")
+    (raw := tmp_path / "raw").mkdir()
+    (raw / "rows.jsonl").write_text(rows)
+    (raw / "a.png").symlink_to("a.png")
+    Image.new("RGB", (32, 32)).save(raw / "b.png")
+    columns = {"question": "q", "answer": "a", "id": "id", "images": "i"}
+    (raw / "set.yaml").write_text(json.dumps({"path": "rows.jsonl", "source": "mine", "columns": columns}))
+    assert main(["prepare", "generic", "--source", str(raw / "set.yaml"), "--out", str(tmp_path / "set")]) == 0
+    assert "2 rows in, 1 kept" in capsys.readouterr().out
+
+
+def test_a_library_that_hides_the_number_of_an_error_is_understood(tiny_model: Path) -> None:
+    """Safetensors opens a file twice, and raises a RuntimeError where there is no descriptor for the second time."""
+    low, high = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, high))
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            safe_open(tiny_model / "model.safetensors", framework="pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
+    assert is_any_of(FILE_LIMITS, caught.value) and not is_any_of(DISK_ERRORS, caught.value)
+    assert not is_any_of(FILE_LIMITS, OSError(errno.EIO, "Too many open files"))
 
 
 def test_a_run_that_cannot_be_read_leaves_the_others(built: Path, tmp_path: Path) -> None:

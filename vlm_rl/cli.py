@@ -59,15 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (advice := install_advice(error.name or "")) is None:
             raise
         return refuse(advice)
-    except OSError as error:
+    except Exception as error:
         advice = "free some space, make the place writable, or choose a different one"
-        if error.errno in DISK_ERRORS:
+        number = error.errno if isinstance(error, OSError) else None
+        if is_any_of(DISK_ERRORS, error):
             _discard_output()  # it may be what could not be written
-        elif error.errno in FILE_LIMITS:
+        elif is_any_of(FILE_LIMITS, error):
             advice = "allow more open files (ulimit -n), then give this command again"
-        elif error.errno not in PATH_ERRORS or error.filename is None:
+        elif isinstance(error, FileNotFoundError) and number is None:  # safetensors': a file did not open
+            advice = "put the file in its place, or allow more open files (ulimit -n)"
+        elif number not in PATH_ERRORS or getattr(error, "filename", None) is None:
             raise
-        return refuse(f"{error}: {advice}")
+        return refuse(f"{' '.join(str(error).split())}: {advice}")
     except KeyboardInterrupt as stop:
         if not stop.args:  # where it was caught, nobody has said what is kept and how to continue
             print("vlm-rl: interrupted", file=sys.stderr)
@@ -84,6 +87,13 @@ def _check_plain_paths(options: argparse.Namespace) -> None:
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path):
                 check_plain(path)
+
+
+def is_any_of(numbers: Sequence[int], error: Exception) -> bool:
+    """Tell whether an error has one of these numbers, or the text of one: torch and safetensors raise that alone."""
+    if (number := getattr(error, "errno", None)) is not None:
+        return number in numbers
+    return any(os.strerror(number) in str(error) for number in numbers)
 
 
 def _refuse_hub_kernels() -> None:

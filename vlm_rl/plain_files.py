@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from pathlib import Path
 
@@ -9,8 +11,16 @@ from vlm_rl.errors import UserError
 
 
 def check_plain(path: str | Path) -> None:
-    """Raise UserError for what is there and is neither a file nor a folder, links followed."""
+    """Raise UserError for what is there and is neither a file nor a folder, links followed.
+
+    Links in a circle are refused too.
+    """
     path = Path(path)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a link that leads back to itself: remove it") from None
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is no file (a pipe, a device or a socket): put a file in its place, or remove it")
 
@@ -20,3 +30,17 @@ def check_plain_tree(folder: str | Path) -> None:
     for parent, _, files in os.walk(folder):
         for name in files:
             check_plain(Path(parent, name))
+
+
+def read_small(path: str | Path, *, most: int = 16 << 20) -> str:
+    """Return the text of a file that people write: a configuration, a list, a token.
+
+    Raises UserError for what check_plain refuses and for more than `most` bytes, which a file with holes has on an
+    empty disk; OSError and UnicodeDecodeError as Path.read_text.
+    """
+    check_plain(path)
+    with Path(path).open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UserError(f"{path} has more than {most >> 20} MiB: give the file that is meant, which is small")
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()

@@ -51,7 +51,7 @@ class ImageFile:
                     "image_unreadable", f"the image {self.name!r} has more than {DEFAULT_LIMITS.max_bytes} bytes"
                 )
             return path.read_bytes()
-        except (OSError, ValueError) as error:  # a NUL in the name, a name too long, no permission
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, no right, links in a circle
             raise RowError("image_missing", f"the image {self.name!r:.80} cannot be read: {error}") from None
 
 

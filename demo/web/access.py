@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import read_small
 
 LOGIN_PATH = "/login"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -168,7 +169,7 @@ class Access:
 def read_token(path: Path) -> str:
     """Return the token in a file. Raises UserError where it cannot be read or is easy to guess."""
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = read_small(path).strip()
     except (OSError, ValueError) as error:
         raise UserError(f"--token-file {path} cannot be read as ASCII text: {error}") from None
     if not _TOKEN.fullmatch(token):

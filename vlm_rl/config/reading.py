@@ -24,6 +24,7 @@ from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import read_small
 from vlm_rl.templates import TEMPLATES, Template
 
 _Model = TypeVar("_Model", bound="ConfigSection")
@@ -144,11 +145,10 @@ def _settled(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _open(path: Path) -> Any:
     """Return a file's tree as plain values. Raises UserError where it cannot be read."""
-    if path.exists() and not path.is_file():
+    if path.is_dir():
         raise UserError(f"{path} is no file: give a YAML file")
     try:
-        if _expanded(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), {}) > _MOST_VALUES:
-            raise UserError(f"{path}: it repeats parts (&name, *name) until they are more than {_MOST_VALUES} values")
+        _check_expansion(read_small(path), path)
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
@@ -163,6 +163,21 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is a file of {trainer}, by its keys; {converting(path)}")
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
     return _all_in_home(plain)
+
+
+def load_yaml(text: str, where: object) -> Any:
+    """Return the plain values of a text in YAML, of which no tag makes an object.
+
+    Raises UserError, which names `where`, for parts that repeat without a bound; RecursionError for one inside itself
+    and for what is nested too deep; yaml.YAMLError for what is no YAML.
+    """
+    _check_expansion(text, where)
+    return yaml.safe_load(text)
+
+
+def _check_expansion(text: str, where: object) -> None:
+    if _expanded(yaml.compose(text, yaml.SafeLoader), {}) > _MOST_VALUES:
+        raise UserError(f"{where}: it repeats parts (&name, *name) until they are more than {_MOST_VALUES} values")
 
 
 def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:

@@ -18,9 +18,10 @@ from typing import Any
 
 import yaml
 
-from vlm_rl.config import in_home, leaves
+from vlm_rl.config import in_home, leaves, load_yaml
 from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
+from vlm_rl.plain_files import read_small
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
@@ -66,14 +67,14 @@ def read_foreign(path: Path) -> ForeignFile:
     if path.suffix in (".yaml", ".yml"):
         return _read_yaml(path)
     try:
-        return _read_script(path, path.read_text(encoding="utf-8"))
+        return _read_script(path, read_small(path))
     except (UnicodeDecodeError, ValueError) as error:
         raise UserError(f"--from {path} cannot be read as a shell script: {error}") from None
 
 
 def _read_yaml(path: Path) -> ForeignFile:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = load_yaml(read_small(path), f"--from {path}")
     except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"--from {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):

@@ -17,7 +17,7 @@ from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
 from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, image_part, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain
+from vlm_rl.plain_files import read_small
 from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
@@ -122,9 +122,8 @@ class Judge:
 
 
 def read_prompt(path: Path) -> str:
-    check_plain(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"reward.judge.prompt: {path} cannot be read as text: {error}; give a text file") from None
     if "{response}" not in text:

@@ -17,7 +17,7 @@ from vlm_rl.config import Quantization, is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain
+from vlm_rl.plain_files import read_small
 from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
 
@@ -209,9 +209,8 @@ def read_addresses(where: Sequence[str] | str | Path) -> list[str]:
     """Return the addresses of a list or a file. Raises UserError for a file that cannot be read or names none."""
     if not isinstance(where, str | Path):
         return [url.rstrip("/") for url in where]
-    check_plain(where)
     try:
-        lines = Path(where).read_text().split()
+        lines = read_small(where).split()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"rollout.servers: {where} cannot be read: {error}") from None
     wrong = [line for line in lines if not is_server_address(line)]
@@ -223,9 +222,8 @@ def read_addresses(where: Sequence[str] | str | Path) -> list[str]:
 
 def read_token(path: Path) -> str:
     """Return the servers' token. Raises UserError where there is none."""
-    check_plain(path)
     try:
-        token = path.read_text().strip()
+        token = read_small(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"rollout.server_token: {path} cannot be read ({error}): `vlm-rl serve` writes it; copy it to machines "
