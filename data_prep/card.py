@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import vlm_rl
-from vlm_rl.config import load_yaml
 from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.merge_shards import LEAKED
 from vlm_rl.data_prep.prepared_set import DATA, schema
 from vlm_rl.errors import UserError
 from vlm_rl.plain_files import read_small
 from vlm_rl.types import AnswerType
+from vlm_rl.yaml_text import read_yaml
 
 CARD = "README.md"
 
@@ -57,16 +57,15 @@ def write_card(folder: Path, *, licence: str = "") -> Path:
 
 def licence_of(source: Path) -> str:
     """Return the licence that the card beside a source's files names, or "" where there is none."""
-    import yaml
-
     card = (source if source.is_dir() else source.parent) / CARD
     try:
         text = read_small(card) if card.is_file() else ""
-        header = load_yaml(text.split("---\n", 2)[1], card) if text.startswith("---\n") else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, IndexError, RecursionError, UserError):
+        header = read_yaml(text.split("---\n", 2)[1]) if text.startswith("---\n") else {}
+    except (OSError, ValueError, IndexError, UserError):
         return ""
-    licence = header.get("license", "") if isinstance(header, dict) else ""
-    return licence if isinstance(licence, str) else ", ".join(map(str, licence or ()))
+    licence = header.get("license") if isinstance(header, dict) else None
+    names = licence if isinstance(licence, list) else [licence]
+    return ", ".join(name for name in names if isinstance(name, str))
 
 
 def _header(manifest: Mapping[str, Any], licence: str) -> dict[str, Any]:

@@ -323,6 +323,8 @@ def test_sets_that_are_not_prepared_get_their_command(
         ("none.yaml", None, "is not there"),
         ("list.yaml", "- 1\n", "no mapping of settings"),
         ("broken.yaml", "a: [", "cannot be read as YAML"),
+        ("digits.yaml", "num_generations: 0x" + "f" * 10_000, "cannot be read as YAML: line 1: a number of 10002"),
+        ("time.yaml", "num_generations: 2001-99-99", "cannot be read as YAML: month must be in"),
         ("other.yaml", "model: {path: x}\n", "none of the files that are known"),
         ("other.sh", "python train.py --lr 1\n", "no line starts a trainer that is known"),
         ("quote.sh", "swift rlhf --model 'x\n", "cannot be read as a shell script"),

@@ -5,6 +5,7 @@ Nothing in a file is run or interpolated.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from vlm_rl.config.base import ConfigSection
@@ -26,10 +25,10 @@ from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
 from vlm_rl.plain_files import read_small
 from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.yaml_text import read_yaml
 
 _Model = TypeVar("_Model", bound="ConfigSection")
 _YAML = (".yaml", ".yml")
-_MOST_VALUES = 100_000  # of a file; the largest recipe has some hundreds
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -68,7 +67,7 @@ def find_template(name: str) -> Template | None:
 
 def read_template(path: Path) -> TemplateConfig:
     """Read a prompt template of one's own. Raises UserError as load_config does, with the key and its value."""
-    if not path.is_file():
+    if not _is_file(path):
         raise UserError(
             f"data.template: there is no file {path}; give one, or one of {', '.join(TEMPLATES)}. A run keeps the "
             "text of its template: its own config.yaml needs no such file"
@@ -116,7 +115,7 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
     """Return the values of a file over those of the file that it extends, and what to call both in messages."""
     tree, where = _located(_open(path), path.parent), str(path)
     if (name := tree.pop("extends", None)) is not None:
-        if not isinstance(name, str) or not (path.parent / name).is_file():
+        if not isinstance(name, str) or not _is_file(path.parent / name):
             raise UserError(f"{path}: extends is {name!r}: it must name a YAML file, seen from this one's folder")
         base = _located(_open(path.parent / name), (path.parent / name).parent)
         if "extends" in base:
@@ -134,6 +133,13 @@ def _located(tree: Any, folder: Path) -> Any:
     return tree
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
 def _settled(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a tree with today's names, and with the text of its template. Raises UserError as load_config does."""
     raw = _renamed(_tuples(_all_in_home(raw)), where)
@@ -148,47 +154,22 @@ def _open(path: Path) -> Any:
     if path.is_dir():
         raise UserError(f"{path} is no file: give a YAML file")
     try:
-        _check_expansion(read_small(path), path)
-        tree = OmegaConf.load(path)
-        if not OmegaConf.is_dict(tree):
-            raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
-        plain: Any = OmegaConf.to_container(tree, resolve=False)
+        plain = read_yaml(read_small(path), _plain)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
-    except RecursionError:
-        raise UserError(f"{path}: cannot be read as YAML: it is nested too deep") from None
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(plain, dict):
+        raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
     if any("${" in value for _, value in _strings(plain)) and (trainer := trainer_of(plain)) is not None:
         raise UserError(f"{path} is a file of {trainer}, by its keys; {converting(path)}")
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
     return _all_in_home(plain)
 
 
-def load_yaml(text: str, where: object) -> Any:
-    """Return the plain values of a text in YAML, of which no tag makes an object.
-
-    Raises UserError, which names `where`, for parts that repeat without a bound; RecursionError for one inside itself
-    and for what is nested too deep; yaml.YAMLError for what is no YAML.
-    """
-    _check_expansion(text, where)
-    return yaml.safe_load(text)
-
-
-def _check_expansion(text: str, where: object) -> None:
-    if _expanded(yaml.compose(text, yaml.SafeLoader), {}) > _MOST_VALUES:
-        raise UserError(f"{where}: it repeats parts (&name, *name) until they are more than {_MOST_VALUES} values")
-
-
-def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
-    """Return how many values a node has once its aliases are copied. Raises RecursionError for one inside itself."""
-    if node in known:
-        return known[node]
-    if isinstance(node, yaml.CollectionNode):
-        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        known[node] = 1 + sum(_expanded(part, known) for part in parts)
-        return known[node]
-    return 1
+def _plain(text: str) -> Any:
+    """Read YAML as OmegaConf does: 1e-6 is a number, and a key that is there twice is refused."""
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
@@ -245,13 +226,13 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 def _overridden(tree: Any, overrides: Sequence[str]) -> Any:
     for item in overrides:
-        key, equals, _ = item.partition("=")
+        key, equals, value = item.partition("=")
         if not equals or not all(key.split(".")):
             raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
         try:
-            change = OmegaConf.from_dotlist([item])
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
+            change = read_yaml(value, lambda _, item=item: OmegaConf.from_dotlist([item]))
+        except ValueError as error:
+            raise UserError(f"override {item!r} cannot be read: {error}") from None
         tree = _merged(tree, change, f"override {item!r}")
     return tree
 
@@ -346,7 +327,3 @@ def _note(text: str) -> None:
     """Print a line to standard error, once, and on one rank alone."""
     if os.environ.get("RANK", "0") == "0":
         print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

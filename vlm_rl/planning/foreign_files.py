@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vlm_rl.config import in_home, leaves, load_yaml
+from vlm_rl.config import in_home, leaves
 from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
 from vlm_rl.plain_files import read_small
+from vlm_rl.yaml_text import read_yaml
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
@@ -74,9 +73,9 @@ def read_foreign(path: Path) -> ForeignFile:
 
 def _read_yaml(path: Path) -> ForeignFile:
     try:
-        tree = load_yaml(read_small(path), f"--from {path}")
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"--from {path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+        tree = read_yaml(read_small(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--from {path} cannot be read as YAML: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(
             f"--from {path} is no mapping of settings: give the file that the other trainer was started with"
@@ -218,6 +217,6 @@ def _scalar(value: Any) -> Any:
     if (path := in_home(value)) != value:
         return path
     try:
-        return float(value) if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)", value, re.I) else yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):
+        return float(value) if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)", value, re.I) else read_yaml(value)
+    except ValueError:
         return value
