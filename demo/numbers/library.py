@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,12 +74,21 @@ class EvaluatedCheckpoint:
         """Read its records as columns. Raises UserError where the file cannot be read."""
         try:
             return read_responses(self.results)
-        except (OSError, KeyError, pa.ArrowException) as error:
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             files = ", ".join(str(result.path) for result in self.results)
             raise UserError(
                 f"{files} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
                 "delete it, evaluate again, or choose a different checkpoint"
             ) from None
+
+    @cached_property
+    def fault(self) -> str:
+        """Say why its records cannot be read, which it tries; empty where they can."""
+        try:
+            _ = self.responses
+        except UserError as error:
+            return f"{self.label} was left out: {error}"
+        return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +184,7 @@ class Library:
     def _add(self, name: str, run: RunDirectory) -> None:
         try:
             check_plain_tree(run.path)
+            _check_names(run.path)
             config, results = run.config(), run.evals()
             for result in results:
                 if not isinstance(result.summary, dict):
@@ -182,7 +192,7 @@ class Library:
             algorithm = config.algorithm.name.upper() if holds_training(run) else ""
             opened = OpenRun(name, run, algorithm, config.train.steps, run.contaminated())
         except Exception as error:  # a run that somebody sent must not end the page of all others, whatever it holds
-            self.faults.append(f"{name} was left out: {str(error)[:200]}")
+            self.faults.append(_sendable(f"{name} was left out: {str(error)[:200]}"))
             return
         self.runs[name] = opened
         for result in results:
@@ -223,16 +233,37 @@ class Library:
             if len(several) > 1
         }
 
-    def first_choice(self, benchmark: str) -> tuple[str, ...]:
+    def first_benchmark(self) -> str:
+        """Return the first benchmark of which an evaluation can be read; where none can, the first."""
+        names = (name for name, known in self.checkpoints.items() if any(not one.fault for one in known.values()))
+        return next(names, self.benchmarks[0])
+
+    def opening(self, benchmark: str) -> tuple[tuple[str, ...], list[str]]:
+        """Return the checkpoints to begin with, and why others are not among them that cannot be read.
+
+        Where none can be read, the choice is the one without a look into the files.
+        """
+        known, faults = self.checkpoints[benchmark], dict[str, str]()
+        while len(faults) < len(known):
+            chosen = self.first_choice(benchmark, without=faults)
+            broken = {key: known[key].fault for key in chosen if known[key].fault}
+            if not broken:
+                return chosen, list(dict.fromkeys(faults.values()))
+            faults |= broken
+        return self.first_choice(benchmark), []
+
+    def first_choice(self, benchmark: str, *, without: Container[str] = ()) -> tuple[str, ...]:
         """Return the checkpoints to begin with: the first run's first, then each run's best and last.
 
         Of a study the pooled seeds are taken. At most four, so that the columns stay wide; where there are more, the
-        best ones are left out.
+        best ones are left out. `without` are keys that are not to be taken; there must be others.
         """
-        main, known = self._main(benchmark), self.checkpoints[benchmark]
+        main = self._main(benchmark, without)
+        known = self.checkpoints[benchmark]
         chosen = [main[0]]
         for last in main[1:]:
             best = self.best(benchmark).get(known[last].runs, last)
+            best = last if best in without else best
             chosen += [best, last] if known[best].step else [last]  # step 0 is the model that training began with
         with_best = tuple(dict.fromkeys(chosen))
         return with_best if len(with_best) <= _FIRST else main[:_FIRST]
@@ -244,8 +275,8 @@ class Library:
         main, best = self._main(benchmark), self.best(benchmark).values()
         return list(dict.fromkeys([*main, *best, *self.checkpoints[benchmark]]))
 
-    def _main(self, benchmark: str) -> tuple[str, ...]:
-        known = self.checkpoints[benchmark]
+    def _main(self, benchmark: str, without: Container[str] = ()) -> tuple[str, ...]:
+        known = {key: one for key, one in self.checkpoints[benchmark].items() if key not in without}
         several = {key: checkpoint for key, checkpoint in known.items() if len(checkpoint.runs) > 1} or known
         by_run: dict[tuple[str, ...], list[str]] = {}
         for key, checkpoint in several.items():
@@ -261,6 +292,18 @@ class Library:
         single = {key: known for key, known in self.checkpoints[benchmark].items() if len(known.runs) == 1}
         before = [key for key, known in single.items() if known.step == 0]
         return before or [next(iter(single))]
+
+
+def _check_names(run: Path) -> None:
+    """Raise UserError where the folder of a run, or of an evaluated set in it, has a name that no page can hold."""
+    for name in (run.resolve(), *run.glob("eval/*")):
+        if _sendable(str(name)) != str(name):
+            raise UserError(f"{str(name)!r} is not UTF-8: rename it")
+
+
+def _sendable(text: str) -> str:
+    """Return a text that UTF-8 can hold: a name on disk may be any bytes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def key_of(run: str, step: int) -> str:

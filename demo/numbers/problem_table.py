@@ -39,6 +39,7 @@ class ProblemTable:
     cluster_P: np.ndarray  # a number shared by problems that were made from one: intervals are over these
     base_rate_P: np.ndarray  # pass rate before training; NaN where that evaluation lacks the problem
     base_when: str = "before training"  # or at which checkpoint, where none of step 0 is stored
+    faults: tuple[str, ...] = ()  # why evaluations are not among those of the difficulty
 
     @property
     def num_problems(self) -> int:
@@ -78,6 +79,7 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Proble
     rows = tuple(positions(column.ids, ids) for column in columns)
     shape = (len(chosen), len(ids))
     bases = library.base_keys(benchmark)
+    faults = {key: known[key].fault for key in bases if known[key].fault}  # those of other runs, perhaps
     return ProblemTable(
         checkpoints=chosen,
         ids=ids,
@@ -88,8 +90,9 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Proble
         ).reshape(shape),
         category_P=columns[0].category_P[rows[0]],
         cluster_P=np.unique(columns[0].cluster_P[rows[0]], return_inverse=True)[1],
-        base_rate_P=base_rate([known[key].responses for key in bases], ids),
+        base_rate_P=base_rate([known[key].responses for key in bases if key not in faults], ids),
         base_when=f"at {known[bases[0]].label}" if known[bases[0]].step else "before training",
+        faults=tuple(faults.values()),
     )
 
 
@@ -241,12 +244,15 @@ def _values(table: ProblemTable, column: SortColumn) -> np.ndarray:
 
 
 def settle(url: UrlState, library: Library) -> tuple[UrlState, list[str]]:
-    """Return the address with its defaults filled in, and a sentence for each thing in it that does not exist."""
+    """Return the address with its defaults filled in, and a sentence for each thing in it that does not exist.
+
+    A checkpoint that cannot be read gets one too, where it would have been among the defaults.
+    """
     unknown: list[str] = []
     runs = tuple(name for name in url.runs if name in library.runs)
     if not library.checkpoints:
         return replace(url, benchmark="", base="", others=(), focus="", runs=runs), unknown
-    benchmark = url.benchmark if url.benchmark in library.checkpoints else library.benchmarks[0]
+    benchmark = url.benchmark if url.benchmark in library.checkpoints else library.first_benchmark()
     if url.benchmark and benchmark != url.benchmark:
         unknown.append(f"there is no benchmark {url.benchmark} here; this is {benchmark}")
     known = library.checkpoints[benchmark]
@@ -256,7 +262,8 @@ def settle(url: UrlState, library: Library) -> tuple[UrlState, list[str]]:
         unknown += [f"there is no checkpoint {key} on {benchmark} here" for key in asked if key not in known]
     base = url.base if url.base in known else ""
     if not there:
-        base, *others = library.first_choice(benchmark)
+        (base, *others), faults = library.opening(benchmark)
+        unknown += faults
     else:
         base = base or there[0]
         others = [key for key in there if key != base]

@@ -30,7 +30,7 @@ from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
 from vlm_rl.demo.numbers.url_state import PARTS
 from vlm_rl.demo.panels.categories import category_map
 from vlm_rl.demo.panels.chart_cards import ChartCard, chart_card, color
-from vlm_rl.demo.panels.page_state import PageState
+from vlm_rl.demo.panels.page_state import UNREADABLE, PageState
 from vlm_rl.demo.panels.problem import empty_panel
 from vlm_rl.demo.web.rendering import number, render, share_text
 from vlm_rl.report.charts.lines import FEW, Series, lines
@@ -295,8 +295,13 @@ def _training_card(state: PageState) -> list[ChartCard]:
     """Return the median with the middle half as a band, and p90 dashed, of the checkpoints' runs."""
     curves: list[LengthCurve] = []
     series: list[Series] = []
+    left_out = ""
     for title, slot, names in state.run_groups():
-        curve = length_curve([state.library.runs[name] for name in names], state.url.benchmark)
+        try:
+            curve = length_curve([state.library.runs[name] for name in names], state.url.benchmark)
+        except UNREADABLE as error:
+            left_out += f" {title} was left out: {str(error)[:200]}"
+            continue
         if curve is None or len(curve.steps) < 2:
             continue
         curves.append(curve)
@@ -311,7 +316,8 @@ def _training_card(state: PageState) -> list[ChartCard]:
     half = "Band" if max(len(curve.steps) for curve in curves) >= FEW else "Bars"
     cut = max(float(curve.cut.max()) for curve in curves)
     cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
-    caption = f"Of all {what} of a step{smooth}. Line: median. {half}: the middle half. Dashed: p90. {cut_text}"
+    lines_text = f"Line: median. {half}: the middle half. Dashed: p90."
+    caption = f"Of all {what} of a step{smooth}. {lines_text} {cut_text}{left_out}"
     spec = lines(series, y_title="tokens", from_zero=True)
     return chart_card("Length over training", spec, caption=caption)
 

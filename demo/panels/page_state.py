@@ -130,7 +130,7 @@ class PageStates:
             order,
             position,
             slots,
-            notes=tuple(notes),
+            notes=tuple(dict.fromkeys([*notes, *table.faults])),
         )
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> ProblemTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import resource
 import shutil
 import socket
@@ -188,7 +189,42 @@ def write_while_it_is_shown(folder: Path) -> str:
         return f"shown {sum(shown)} of {len(shown)} times, {demo.log.count(chr(10))} line in the log"
 
 
+def break_runs_beside_a_good_one(folder: Path) -> str:
+    """Open a folder of runs of which all but the last are broken, each in a file of its own."""
+    damages = {
+        "a": ("eval/toy-test/step-000000.parquet", b"PAR1"),
+        "b": ("eval/toy-test/step-000002.json", b"[" * 100_000),
+        "c": ("config.yaml", b"seed: " + b"9" * 10_000),
+        "d": ("rollouts/step-000002.parquet", b""),
+        "e": ("metrics.jsonl", b'{"step": 1e400}\n\xff\0\n'),
+    }
+    for name in (*damages, "good"):
+        build_run(folder / "runs" / name, steps=2, num_problems=2)
+    for name, (file, data) in damages.items():
+        (folder / "runs" / name / file).write_bytes(data)
+    odd = build_run(folder / "runs" / "f", steps=2, num_problems=2)
+    os.rename(odd.path / "eval" / "toy-test", os.fsencode(odd.path / "eval") + b"/\xff")
+    with demo_process(folder, run=folder / "runs") as demo, client_of(demo) as client:
+        page = client.get("/config").text
+        answers = [show(client, f"tab={tab}") for tab in TABS]
+        page += json.dumps(answers)
+        named = [name for name in "abcdf" if f"{name} was left out" in page or f"runs/{name}/" in page]
+        own = show(client, "base=good@0&others=good@2")
+        return (
+            f"shown {sum(answer['success'] for answer in answers)} of {len(TABS)} times, named: {''.join(named)}, "
+            f"the good one: {own['success'] and 'good · step 2' in json.dumps(own, ensure_ascii=False)}, "
+            f"{demo.log.count(chr(10))} line in the log"
+        )
+
+
 ATTACKS = (
+    Attack(
+        "broken runs beside a good one",
+        WEB,
+        "shown 8 of 8 times, named: abcdf, the good one: True, 1 line in the log",
+        break_runs_beside_a_good_one,
+        slow=True,
+    ),
     Attack(
         "file data in an event",
         WEB,

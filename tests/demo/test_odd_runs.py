@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -138,3 +140,27 @@ def test_a_column_that_cannot_be_read_is_named_with_its_file(tmp_path):
         rewrite(path, {"verdict": [value]})
         with pytest.raises(UserError, match=f"{path}: column {said}"):
             PageStates(Library([run.path])).of(UrlState())
+
+
+@pytest.mark.parametrize(
+    "name", ["eval/toy-test/step-000000.parquet", "eval/toy-test/step-000001.parquet", "rollouts/step-000001.parquet"]
+)
+def test_a_damaged_file_of_one_run_leaves_the_others(tmp_path, name):
+    """The page begins with the first run, whose file it is, and difficulty is that of step 0 in all runs."""
+    broken, other = (build_run(tmp_path / run, steps=2, num_problems=2, eval_steps=(0, 1)) for run in ("a", "b"))
+    (broken.path / name).write_bytes(b"PAR1")
+    states = PageStates(Library([broken.path, other.path]))
+    first = states.of(UrlState())
+    assert {"b@0", "b@1"} & {*first.url.keys}
+    shown = "".join([*(str(draw(first)) for draw in DRAWN.values()), *first.notes])
+    assert str(broken.path / name) in shown
+    alone = states.of(UrlState.parse("base=b@0&others=b@1"))
+    assert alone.table.num_problems == 2 and not np.isnan(alone.table.base_rate_P).any()
+
+
+def test_a_run_whose_names_are_not_utf8_leaves_the_others(tmp_path):
+    odd, other = (build_run(tmp_path / run, steps=1, num_problems=2) for run in ("a", "b"))
+    os.rename(odd.path / "eval" / "toy-test", os.fsencode(odd.path / "eval") + b"/\xff")
+    library = Library([odd.path, other.path])
+    assert list(library.runs) == ["b"] and "\\udcff' is not UTF-8: rename it" in library.faults[0]
+    assert library.faults[0].encode()

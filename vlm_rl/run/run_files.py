@@ -53,7 +53,7 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
 def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also of a name that is not UTF-8
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
 
 
@@ -61,7 +61,7 @@ def stored_columns(path: Path, columns: Sequence[str], *, later: Container[str])
     """Return these columns without those of `later` that an older file lacks. A damaged one is left to its reader."""
     try:
         stored = pq.read_schema(path).names
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         return list(columns)
     return [name for name in columns if name in stored or name not in later]
 
