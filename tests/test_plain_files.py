@@ -100,6 +100,7 @@ LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{TEN.format(f'a{n - 1}')}]\n" 
         ("a: &a {b: *a}", "nested too deep"),
         ("seed: " + "9" * 10_000, "cannot be read as YAML: line 1: a number of 10000 digits"),
         ("seed: 0x" + "f" * 10_000, "cannot be read as YAML: line 1: a number of 10002 digits"),
+        ('out: "\\ud800"', "cannot be read as YAML: .*surrogates not allowed"),
         ("seed: !!int x", "cannot be read as YAML: invalid literal for int"),
         ("seed: !!bool x", "cannot be read as YAML: a value is not what its tag or its form says .KeyError"),
         ("seed: !!timestamp x", "cannot be read as YAML: a value is not what its tag or its form says .Attribute"),
@@ -109,7 +110,18 @@ LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{TEN.format(f'a{n - 1}')}]\n" 
         ("data: {template: " + "x" * 5000 + ".yaml}", "data.template: there is no file"),
     ],
     ids=[
-        *("laughs", "deep", "itself", "its own value", "digits", "hexadecimal digits", "an int", "a bool", "a time"),
+        *(
+            "laughs",
+            "deep",
+            "itself",
+            "its own value",
+            "digits",
+            "hexadecimal digits",
+            "half a pair",
+            "an int",
+            "a bool",
+            "a time",
+        ),
         *("sixties", "a long file", "a long name to extend", "a long name of a template"),
     ],
 )

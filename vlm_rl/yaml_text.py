@@ -40,7 +40,7 @@ def read_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load) -> Any:
 def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
     """Return how many values a node has once its aliases are copied.
 
-    Raises RecursionError for one inside itself, and ValueError for a number that is too long.
+    Raises RecursionError for one inside itself, and ValueError for a number that is too long and a text that is none.
     """
     if node in known:
         return known[node]
@@ -48,6 +48,8 @@ def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
         parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
         known[node] = 1 + sum(_expanded(part, known) for part in parts)
         return known[node]
+    if isinstance(node, yaml.ScalarNode):
+        node.value.encode()  # a ValueError for half of a surrogate pair, which no page and no file can hold
     if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag.endswith((":int", ":float")):
         raise ValueError(f"line {node.start_mark.line + 1}: a number of {len(node.value)} digits")
     return 1

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from vlm_rl.demo.numbers.token_counts import Split, TokenCounter
-from vlm_rl.errors import UserError
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.run.eval_record import EVAL_SCHEMA, cluster_labels
+from vlm_rl.run.eval_record import cluster_labels
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
-_NEVER_NULL = ("problem_id", "sample_index", "length", "verdict", "has_box")
 _FAILED = ("timeout", "error")
 _compute: Any = pyarrow.compute  # it makes its functions when it is imported: a type checker does not see them
 
@@ -138,28 +135,10 @@ class Responses:
 def read_records(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
     """Return the records of several evaluations of one benchmark, one after the other, in the types of EvalRecord.
 
-    Columns of other names are left out. Raises UserError for a column that has a different type or gaps.
+    Raises UserError as EvalResult.rows does.
     """
-    tables = [_typed(result.rows(columns), result.path) for result in results]
+    tables = [result.rows(columns) for result in results]
     return pa.concat_tables(tables, promote_options="default").combine_chunks()
-
-
-def _typed(table: pa.Table, path: Path) -> pa.Table:
-    fields = [field for field in EVAL_SCHEMA if field.name in table.column_names]
-    typed = []
-    for field in fields:
-        try:
-            typed.append(table[field.name].cast(field.type))
-        except pa.ArrowException as error:
-            raise UserError(
-                f"{path}: column {field.name} holds {table[field.name].type}, not {field.type} "
-                f"({str(error)[:120]}); evaluate again"
-            ) from None
-        if field.name in _NEVER_NULL and typed[-1].null_count:
-            raise UserError(
-                f"{path}: column {field.name} has a row without a value; delete the file or evaluate again"
-            )
-    return pa.table(typed, schema=pa.schema(fields))
 
 
 def read_responses(results: Sequence[EvalResult]) -> Responses:

@@ -203,7 +203,7 @@ def break_runs_beside_a_good_one(folder: Path) -> str:
     for name, (file, data) in damages.items():
         (folder / "runs" / name / file).write_bytes(data)
     odd = build_run(folder / "runs" / "f", steps=2, num_problems=2)
-    os.rename(odd.path / "eval" / "toy-test", os.fsencode(odd.path / "eval") + b"/\xff")
+    (odd.path / "eval" / "toy-test").rename(odd.path / "eval" / os.fsdecode(b"\xff"))
     with demo_process(folder, run=folder / "runs") as demo, client_of(demo) as client:
         page = client.get("/config").text
         answers = [show(client, f"tab={tab}") for tab in TABS]

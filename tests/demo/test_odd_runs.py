@@ -139,7 +139,7 @@ def test_a_column_that_cannot_be_read_is_named_with_its_file(tmp_path):
     for value, said in (({"a": 1}, "verdict holds struct.* not string"), (None, "verdict has a row without a value")):
         rewrite(path, {"verdict": [value]})
         with pytest.raises(UserError, match=f"{path}: column {said}"):
-            PageStates(Library([run.path])).of(UrlState())
+            PageStates(Library([run.path])).of(UrlState(base="run@0"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_damaged_file_of_one_run_leaves_the_others(tmp_path, name):
 
 def test_a_run_whose_names_are_not_utf8_leaves_the_others(tmp_path):
     odd, other = (build_run(tmp_path / run, steps=1, num_problems=2) for run in ("a", "b"))
-    os.rename(odd.path / "eval" / "toy-test", os.fsencode(odd.path / "eval") + b"/\xff")
+    (odd.path / "eval" / "toy-test").rename(odd.path / "eval" / os.fsdecode(b"\xff"))
     library = Library([odd.path, other.path])
     assert list(library.runs) == ["b"] and "\\udcff' is not UTF-8: rename it" in library.faults[0]
     assert library.faults[0].encode()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tests.helpers import disks
 from tests.helpers.example_run import build_run
 from tests.helpers.rollout_rows import CONFIG, rollout_row
 from vlm_rl.errors import UserError
+from vlm_rl.run.best import best_of
 from vlm_rl.run.directory import (
     EVAL_SCHEMA,
     RunDirectory,
@@ -151,7 +153,9 @@ def test_a_damaged_line_of_metrics_is_left_out(run, line):
     assert [(m["step"], m["attempt"], m["reward"]) for m in run.metrics()] == [(1, 1, 0.1), (2, 1, 0.2)]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "\udcff", "[" * 100_000, '{"a": "\\ud800"}', '{"a": ' + "9" * 10_000 + "}"]
+)
 def test_a_damaged_summary_is_named(run, text):
     run.write_eval("toy", 1, [], {"accuracy": 0.5})
     for name in ("eval/toy/step-000001.json", "controls.json", "CONTAMINATED.json"):
@@ -159,6 +163,43 @@ def test_a_damaged_summary_is_named(run, text):
     for read, name in [(run.evals, "step-000001.json"), (run.controls, "controls"), (run.contaminated, "CONT")]:
         with pytest.raises(UserError, match=f"{name}.* is damaged"):
             read()
+
+
+@pytest.mark.parametrize("accuracy", ["null", '"x"', "NaN", "1e999", "true", "{}"])
+def test_a_summary_without_an_accuracy_is_named(run, accuracy):
+    run.write_eval("toy", 1, [], {"accuracy": 0.5})
+    (run.path / "eval/toy/step-000001.json").write_text(f'{{"accuracy": {accuracy}}}')
+    with pytest.raises(
+        UserError, match=r"eval/toy/step-000001.json: its accuracy is .*; delete it, or evaluate again"
+    ):
+        best_of(run.evals(), {})
+
+
+@pytest.mark.parametrize("names", ["1.5", "null", '"mathvista"', "[1]"])
+def test_a_stamp_that_names_no_benchmarks_is_damaged(run, names):
+    (run.path / "CONTAMINATED.json").write_text(f'{{"trained_on_test_rows_of": {names}}}')
+    with pytest.raises(UserError, match=r"CONTAMINATED.json is damaged \(it names no list of benchmarks\)"):
+        run.contaminated()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("verdict", pa.array([["x"]]), "column verdict holds list<.*>, not string"),
+        ("length", pa.array([1.5]), "column length holds double, not int32"),
+        ("length", pa.array([2**40]), "column length holds int64, not int32"),
+        ("length", pa.array([None], pa.int32()), "column length has a row without a value"),
+        ("text", pa.array([b"\xff"]).view(pa.string()), "column text holds string, not string .*UTF8"),
+        ("text", None, "it has 0 columns text"),
+    ],
+    ids=["another type", "half a token", "too many tokens", "no length", "no UTF-8", "no column"],
+)
+def test_rollouts_of_other_types_are_named(run, column, values, said):
+    path = run.write_rollouts(1, 1, [rollout_row(1)])
+    table = pq.read_table(path).drop([column])
+    pq.write_table(table if values is None else table.append_column(column, values), path)
+    with pytest.raises(UserError, match=f"{path}: {said}.*; delete it to go on without this step"):
+        run.rollouts(1)
 
 
 def test_rollouts_come_back_with_the_fixed_columns(run):

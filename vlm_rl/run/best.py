@@ -71,18 +71,21 @@ def best_of(results: Sequence[EvalResult], checkpoints: Mapping[int, Path]) -> B
     return Best(
         benchmark=best.benchmark,
         step=best.step,
-        accuracy=best.summary["accuracy"],
+        accuracy=best.accuracy,
         last_step=last.step,
         saved_step=saved.step if saved else None,
-        saved_accuracy=saved.summary["accuracy"] if saved else 0.0,
+        saved_accuracy=saved.accuracy if saved else 0.0,
         checkpoint=checkpoints[saved.step] if saved else None,
         last=None if last.step == best.step else paired_change(best, last),
     )
 
 
 def best_result(results: Iterable[EvalResult]) -> EvalResult | None:
-    """Return the evaluation with the highest accuracy, the earliest of equals; None of none."""
-    return max(results, key=lambda result: (result.summary["accuracy"], -result.step), default=None)
+    """Return the evaluation with the highest accuracy, the earliest of equals; None of none.
+
+    Raises UserError for a summary without one.
+    """
+    return max(results, key=lambda result: (result.accuracy, -result.step), default=None)
 
 
 def paired_change(before: EvalResult, after: EvalResult) -> Paired | None:

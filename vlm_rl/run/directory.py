@@ -44,8 +44,8 @@ from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult
-from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, ROLLOUT_SCHEMA, RolloutRow
-from vlm_rl.run.run_files import read_parquet, stored_columns, table_of, write_atomically, write_parquet
+from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, READ_ROLLOUT_SCHEMA, ROLLOUT_SCHEMA, RolloutRow
+from vlm_rl.run.run_files import read_records, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ class RunDirectory:
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        columns = columns and stored_columns(path, columns, later=LATER_ROLLOUT_COLUMNS)
-        return read_parquet(path, columns, "delete it to go on without this step")
+        advice = "delete it to go on without this step"
+        return read_records(path, columns, READ_ROLLOUT_SCHEMA, later=LATER_ROLLOUT_COLUMNS, advice=advice)
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are stored, ascending."""
@@ -260,7 +260,10 @@ class RunDirectory:
         return path
 
     def evals(self, benchmark: str | None = None) -> list[EvalResult]:
-        """Return the finished evaluations of one benchmark or of all, ordered by benchmark and step."""
+        """Return the finished evaluations of one benchmark or of all, ordered by benchmark and step.
+
+        Raises UserError for a damaged summary.
+        """
         root = self.path / "eval"
         folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
         return [
@@ -333,9 +336,16 @@ class RunDirectory:
         _write_json(self.path / "CONTAMINATED.json", {"trained_on_test_rows_of": known})
 
     def contaminated(self) -> tuple[str, ...]:
-        """Return the benchmarks whose rows were trained on; empty for a clean run."""
+        """Return the benchmarks whose rows were trained on; empty for a clean run. Raises UserError as evals does."""
         path = self.path / "CONTAMINATED.json"
-        return tuple(_read_json(path).get("trained_on_test_rows_of", ())) if path.exists() else ()
+        if not path.exists():
+            return ()
+        names = _read_json(path).get("trained_on_test_rows_of", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(
+                f"{path} is damaged (it names no list of benchmarks): restore it from a copy, or remove it"
+            )
+        return tuple(names)
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
@@ -356,7 +366,9 @@ def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError where the file is damaged."""
     try:
-        return read_object(path.read_bytes())
+        tree = read_object(path.read_bytes())
+        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair could not be shown
+        return tree
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it from a copy, or remove it") from None
 
@@ -366,6 +378,7 @@ def metric_record(line: bytes) -> dict[str, Any] | None:
     try:
         raw = read_object(line)
         counts = {key: raw.pop(key) for key in ("step", "attempt")}
+        "".join(raw).encode()  # a ValueError for half of a surrogate pair, which no page can show
         values = {key: math.nan if value is None else float(value) for key, value in raw.items()}
     except (ValueError, KeyError, TypeError, OverflowError):
         return None

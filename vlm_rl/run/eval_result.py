@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from vlm_rl.config import recorded_template
-from vlm_rl.run.eval_record import LATER_COLUMNS
-from vlm_rl.run.run_files import read_parquet, stored_columns
+from vlm_rl.errors import UserError
+from vlm_rl.run.eval_record import LATER_COLUMNS, READ_SCHEMA
+from vlm_rl.run.run_files import read_records
 from vlm_rl.templates import Template
 
 
@@ -30,9 +32,18 @@ class EvalResult:
         return recorded_template(self.summary)
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records as a table, with the file's columns (EvalRecord) or the named ones.
+        """Return the records as a table, all columns (EvalRecord) or the named ones, in their types.
 
-        Named columns that an older file lacks are left out. Raises UserError for a damaged file.
+        Columns that an older file lacks are left out. Raises UserError for a damaged file.
         """
-        there = None if columns is None else stored_columns(self.path, columns, later=LATER_COLUMNS)
-        return read_parquet(self.path, there, "delete it, or evaluate again")
+        advice = "delete it, or evaluate again"
+        return read_records(self.path, columns, READ_SCHEMA, later=LATER_COLUMNS, advice=advice)
+
+    @property
+    def accuracy(self) -> float:
+        """Return the summary's accuracy. Raises UserError where it has none."""
+        value = self.summary.get("accuracy")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            place = self.path.with_suffix(".json")
+            raise UserError(f"{place}: its accuracy is {value!r:.80}; delete it, or evaluate again")
+        return value

@@ -70,8 +70,8 @@ def _draw_evaluations(axes: Any, evals: Sequence[EvalResult], name: str) -> None
         raise UserError(f"{name} has no evaluation to plot; give fit its eval_data, or set data.eval and eval.every")
     for benchmark in dict.fromkeys(result.benchmark for result in evals):
         results = [result for result in evals if result.benchmark == benchmark]
-        accuracies = [result.summary["accuracy"] for result in results]
-        ends = [result.summary.get("interval") or (result.summary["accuracy"],) * 2 for result in results]
+        accuracies = [result.accuracy for result in results]
+        ends = [result.summary.get("interval") or (result.accuracy,) * 2 for result in results]
         below = [value - low for value, (low, _) in zip(accuracies, ends, strict=True)]
         above = [high - value for value, (_, high) in zip(accuracies, ends, strict=True)]
         steps = [result.step for result in results]

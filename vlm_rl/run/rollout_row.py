@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,11 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 
 
+# The same for a reader: a run that somebody sent may have gaps anywhere.
+READ_ROLLOUT_SCHEMA = pa.schema(
+    pa.field(field.name, field.type, nullable=type(None) in get_args(_HINTS[field.name]) or field.name == "turns")
+    for field in ROLLOUT_SCHEMA
+)
 LATER_ROLLOUT_COLUMNS = ("turns", "tokens", "visual_dependence")
 
 

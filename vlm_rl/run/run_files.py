@@ -50,7 +50,44 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
             work.unlink(missing_ok=True)
 
 
+def read_records(
+    path: Path, columns: Sequence[str] | None, schema: pa.Schema, *, later: Container[str], advice: str
+) -> pa.Table:
+    """Return the records of a file in the types of a schema, all of its columns or those named.
+
+    Args:
+        path: the file.
+        columns: names of the schema, or None.
+        schema: of the records; columns of other names are left out.
+        later: its columns that an older file may lack; all others have a value in each row.
+        advice: what to do about a file that cannot be read.
+
+    Raises UserError for a damaged file, a column of a different type, and a gap in one that has none.
+    """
+    wanted = schema.names if columns is None else columns
+    table = read_parquet(path, None if columns is None else stored_columns(path, columns, later=later), advice)
+    typed = {}
+    for name in (name for name in schema.names if name in wanted):
+        places = table.schema.get_all_field_indices(name)
+        if not places and name in later:
+            continue
+        if len(places) != 1:
+            raise UserError(f"{path}: it has {len(places)} columns {name}; {advice}")
+        column, kind = table.column(places[0]), schema.field(name).type
+        try:
+            typed[name] = column.cast(kind)
+            typed[name].validate(full=True)  # texts may be no UTF-8
+        except pa.ArrowException as error:
+            raise UserError(
+                f"{path}: column {name} holds {column.type}, not {kind} ({str(error)[:120]}); {advice}"
+            ) from None
+        if not schema.field(name).nullable and typed[name].null_count:
+            raise UserError(f"{path}: column {name} has a row without a value; {advice}")
+    return pa.table(typed)
+
+
 def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
+    """Return a table as it is. Raises UserError where it cannot be read."""
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also of a name that is not UTF-8
