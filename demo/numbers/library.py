@@ -54,9 +54,10 @@ class EvaluatedCheckpoint:
     @property
     def accuracy(self) -> float:
         """Return the accuracy that its summaries say, the mean of several runs; NaN where one does not say it."""
-        values = [result.summary.get("accuracy") for result in self.results]
-        known = [float(value) for value in values if isinstance(value, int | float)]
-        return sum(known) / len(known) if len(known) == len(values) else math.nan
+        try:
+            return sum(result.accuracy for result in self.results) / len(self.results)
+        except UserError:
+            return math.nan
 
     @property
     def counter(self) -> TokenCounter | None:

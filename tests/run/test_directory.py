@@ -165,7 +165,7 @@ def test_a_damaged_summary_is_named(run, text):
             read()
 
 
-@pytest.mark.parametrize("accuracy", ["null", '"x"', "NaN", "1e999", "true", "{}"])
+@pytest.mark.parametrize("accuracy", ["null", '"x"', "NaN", "1e999", "true", "{}", "9" * 400])
 def test_a_summary_without_an_accuracy_is_named(run, accuracy):
     run.write_eval("toy", 1, [], {"accuracy": 0.5})
     (run.path / "eval/toy/step-000001.json").write_text(f'{{"accuracy": {accuracy}}}')

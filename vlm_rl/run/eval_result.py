@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ class EvalResult:
     def accuracy(self) -> float:
         """Return the summary's accuracy. Raises UserError where it has none."""
         value = self.summary.get("accuracy")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             place = self.path.with_suffix(".json")
             raise UserError(f"{place}: its accuracy is {value!r:.80}; delete it, or evaluate again")
         return value
