@@ -768,8 +768,8 @@ def test_a_broken_run_is_named_and_left_out(tmp_path):
     (tmp_path / "bad" / "config.yaml").write_text("algorithm: [")
     library = Library([good.path, tmp_path / "bad"])
     assert list(library.runs) == ["good"] and len(library.faults) == 1 and "bad was left out" in library.faults[0]
-    path = good.evals()[0].path
-    path.write_bytes(path.read_bytes()[:100])
+    for evaluation in good.evals():  # one of several is left out by name: test_odd_runs.py
+        evaluation.path.write_bytes(evaluation.path.read_bytes()[:100])
     with pytest.raises(UserError, match="cannot be read"):
         PageStates(Library([good.path])).of(UrlState())
 
