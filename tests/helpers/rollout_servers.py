@@ -69,6 +69,10 @@ class RolloutServer:
         wait_for_status(self._process, self.port, "/vlm_rl/info", 401, **where)
         return self
 
+    def ended(self, *, seconds: float = 480) -> int:
+        """Wait until the server has ended; return its exit code."""
+        return self._process.wait(timeout=seconds)
+
     @property
     def pid(self) -> int:
         """Return the process id of the server, whose group has all of its processes."""

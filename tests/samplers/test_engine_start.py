@@ -19,6 +19,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from tests.helpers.rollout_servers import RolloutServer
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.vllm.engine import VllmSampler, import_vllm
@@ -240,16 +241,21 @@ def test_the_second_checkpoint_starts_with_what_the_first_compiled(tiny_model: P
     assert second["drawn"] == first["drawn"]
 
 
-@pytest.mark.parametrize("key", ["use_qk_norm", "head_dim"])
-def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
-    key: str, family_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The learner and the transformers sampler do without it: transformers' classes have no such key."""
-    pytest.importorskip("vllm")
-    folder = shutil.copytree(family_model("glm4v_moe"), tmp_path / "glm")
+def without_key(model: Path, folder: Path, key: str) -> Path:
+    """Copy a model of glm4v_moe, whose config.json then lacks a key of its text model."""
+    shutil.copytree(model, folder)
     config = json.loads((file := folder / "config.json").read_text())
     del config["text_config"][key]
     file.write_text(json.dumps(config))
+    return folder
+
+
+def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
+    family_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The learner and the transformers sampler do without it: transformers' classes have no such key."""
+    pytest.importorskip("vllm")
+    folder = without_key(family_model("glm4v_moe"), tmp_path / "glm", "head_dim")
     with pytest.raises(UserError) as caught:
         VllmSampler(
             model_path=str(folder),
@@ -258,6 +264,32 @@ def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
             batch_size=1,
             dtype=torch.float32,
         )
-    told = f"{file}: vLLM reads text_config.{key}, which is not there, and transformers has no default"
+    told = f"{folder / 'config.json'}: vLLM reads text_config.head_dim, which is not there, and transformers has"
     assert str(caught.value).startswith(told)
     assert "in models of type 'glm4v_moe_text': write the value there" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_server_names_it_too(family_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its worker is another process, of which vLLM tells the server only that it failed."""
+    pytest.importorskip("vllm")
+    folder = without_key(family_model("glm4v_moe"), tmp_path / "glm", "use_qk_norm")
+    tree = {
+        "out": str(tmp_path / "run"),
+        "model": {"path": str(folder)},
+        "data": {"train": ["x"], "max_prompt_tokens": 64},
+        "reward": {"overlong_buffer": 0},
+        "rollout": {
+            "sampler": "server",
+            "servers": ["http://127.0.0.1:1"],
+            "server_token": str(tmp_path / "token"),
+            "max_tokens": 8,
+        },
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(tree))
+    with RolloutServer(tmp_path / "c.yaml", tmp_path / "log") as server:
+        assert server.ended() == 2
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert last.startswith(
+        f"vlm-rl: {folder / 'config.json'}: vLLM reads text_config.use_qk_norm, which is not there"
+    )

@@ -32,6 +32,7 @@ from vlm_rl.samplers.vllm.options import (
     media_limits,
     start_note,
 )
+from vlm_rl.samplers.vllm.start import refusals_of_a_server
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
@@ -50,7 +51,8 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
 
     The model's weights are checked before the server starts. That reads each of them once, so a command that is only
     printed goes without it. Raises UserError where vLLM is not installed, for an option that the run's settings
-    decide, for a port that is taken, for weights that are damaged, and for a cache of vLLM's that cannot be written.
+    decide, for a port that is taken, for weights that are damaged, for a cache of vLLM's that cannot be written,
+    and for a model that vLLM cannot run.
     """
     model, flags, environment = server_options(config, host=host, port=port)
     if only_print:
@@ -70,7 +72,8 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         print(note, flush=True)
     os.environ.update(environment)
     sys.argv = ["vlm-rl serve", "--model", model, *flags]
-    runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
+    with refusals_of_a_server(model, instead="use a different model, or the transformers sampler"):
+        runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
 
 
 def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[str], dict[str, str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partialmethod
 from pathlib import Path
@@ -19,6 +21,7 @@ from transformers import PreTrainedConfig
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
 
+_REFUSAL = "VLM_RL_SERVER_REFUSAL"  # for workers: the file of a message, the model, and what may be done instead
 _COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
 
 
@@ -73,6 +76,46 @@ def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
             "which is not there, and transformers has no default for it in models of type "
             f"{error.obj.model_type!r}: write the value there with which the model was trained, or {instead}"
         ) from error
+
+
+@contextmanager
+def refusals_of_a_server(model_path: str, *, instead: str) -> Iterator[None]:
+    """Let the server that this process becomes end as refusals_in_words says, also for what its workers cannot load.
+
+    These are other processes, of which vLLM tells this one only that they failed. They leave their message in a file.
+    """
+    file = Path(tempfile.gettempdir(), f"vlm-rl-refusal-{uuid4().hex}")
+    os.environ[_REFUSAL] = json.dumps([str(file), model_path, instead])
+    try:
+        with refusals_in_words(model_path, instead=instead):
+            yield
+    except RuntimeError as error:
+        if not file.is_file():
+            raise
+        raise UserError(file.read_text(encoding="utf-8")) from error
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def leave_refusals() -> None:
+    """Let a model that this process, a worker of such a server, cannot load be left for the server to say."""
+    if _REFUSAL not in os.environ:
+        return
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    file, model_path, instead = json.loads(os.environ.pop(_REFUSAL))
+    load = BaseModelLoader.load_model
+
+    def load_model(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with refusals_in_words(model_path, instead=instead):
+                return load(*args, **kwargs)
+        except UserError as error:
+            with suppress(FileExistsError), Path(file).open("x", encoding="utf-8") as left:  # by the first worker
+                left.write(str(error))
+            raise
+
+    BaseModelLoader.load_model = load_model
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from vlm_rl.samplers.remote.gloo_link import join, receive
+from vlm_rl.samplers.vllm.start import leave_refusals
 from vlm_rl.samplers.vllm.worker import forget_expert_kernels, repack_heads, worker_buffers, worker_checksums
 
 
@@ -94,6 +95,9 @@ class GlooTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
 if "gloo" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("gloo", GlooTransferEngine)
+
+
+leave_refusals()
 
 
 class WorkerExtension:
