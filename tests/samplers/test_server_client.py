@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.helpers.chat_server import chat_server, self_signed
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.remote import client as remote_client
-from vlm_rl.samplers.remote.client import ServerError, ask, connected
+from vlm_rl.samplers.remote.client import ServerError, ServerResponse, ask, ask_group, ask_info, connected
+from vlm_rl.samplers.remote.fleet import Fleet
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
 
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -51,3 +61,70 @@ def test_a_certificate_is_checked_before_the_token_is_sent(tmp_path: Path, schem
         with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
             asyncio.run(look(address))
         assert not server.asked
+
+
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[httpx.AsyncClient]:
+    """Connect to a server that answers every request with this body."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, connected(f"http://{host}:{port}", "token") as client:
+        yield client
+
+
+GOOD = {
+    "ids": [5, 6, 7],
+    "logprobs": [-1, -2.5, 0.0],
+    "versions": [[0, 1, "a"], [1, 3, "b"]],
+    "finish": "",
+    "cached": 2,
+}
+LIES = {
+    "a log-prob above 0": {"logprobs": [5.0, 5.0, 5.0]},
+    "a log-prob that no float holds": {"logprobs": [-(10**400), -1, -1]},
+    "a part that ends before it begins": {"versions": [[0, 7, "a"], [7, 3, "b"]]},
+    "a part of no whole tokens": {"versions": [[0, 1.0, "a"], [1, 3, "b"]]},
+    "fewer than no cached tokens": {"cached": -5},
+    "cached tokens of 31 digits": {"cached": 10**30},
+}
+
+
+def test_a_response_that_cannot_be_is_an_error_of_its_server(tiny_model: Path) -> None:
+    builder = PromptBuilder(tiny_model, template=TEMPLATES["plain"])
+    prompt = builder.build(Problem("one", "How many?", (), "1", "integer"))
+    params = SamplingParams(temperature=1.0, max_tokens=3, responses=1)
+
+    async def ask_for(item: dict[str, Any]) -> list[ServerResponse]:
+        async with answering(json.dumps({"responses": [item]}).encode()) as client:
+            return await ask_group(client, prompt, params, [1], builder=builder)
+
+    (taken,) = asyncio.run(ask_for(GOOD))
+    assert taken == ServerResponse([5, 6, 7], [-1.0, -2.5, 0.0], [(0, 1, "a"), (1, 3, "b")], 2)
+    for name, lie in LIES.items():
+        with pytest.raises(ServerError, match="/vlm_rl/generate: not a group of responses"):
+            pytest.fail(f"{name}: {asyncio.run(ask_for(GOOD | lie))}")
+
+
+def test_a_reply_has_no_more_bytes_than_what_was_asked_for_can_take() -> None:
+    """A list takes 20 times as much as its two letters: 256 MB of them would take the trainer's memory."""
+
+    async def look(body: bytes) -> object:
+        async with answering(body) as client:
+            return await ask_info(client, seconds=10)
+
+    with pytest.raises(ServerError, match="a reply of more than 1048576 bytes"):
+        asyncio.run(look(b"[" + b"[]," * 400_000 + b"[]]"))
+
+
+def test_a_label_of_thousands_of_digits_is_of_no_weights() -> None:
+    fleet = object.__new__(Fleet)
+    fleet._run, fleet.version = "run", 12
+    assert [fleet.version_of(f"run-{end}") for end in ("12", "13", "9" * 5000, "x")] == [12, None, None, None]

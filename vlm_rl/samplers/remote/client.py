@@ -20,7 +20,10 @@ from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.fingerprint import join_shards
 from vlm_rl.types import Prompt
 
-_MOST_BYTES = 1 << 28  # of a reply
+_MOST_BYTES = 1 << 20  # of a reply that says little; parsed, its lists take twenty times as much
+_PROOF_BYTES = 1 << 26  # of the checksums of every tensor's shards
+_TOKEN_BYTES = 128  # of an id with its log-prob and what else a token adds to a reply, at most
+_POSITIVE = 0.01  # a log-prob that is above 0 by more is no rounding
 _IDLE = 2.0  # seconds after which a connection is not used again: vLLM closes it after 5, also under a new request
 _BODY = 60.0  # seconds for a reply's body, which a server has whole when it begins to send it
 
@@ -61,7 +64,13 @@ async def connected(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(
-    client: httpx.AsyncClient, path: str, body: Any = None, *, seconds: float | None, post: bool = True
+    client: httpx.AsyncClient,
+    path: str,
+    body: Any = None,
+    *,
+    seconds: float | None,
+    post: bool = True,
+    most: int = _MOST_BYTES,
 ) -> Any:
     """Return the reply's JSON. Raises ServerError, after this many seconds at the latest.
 
@@ -71,6 +80,7 @@ async def ask(
         body: sent as JSON; None sends none.
         seconds: until the whole reply is here; None waits.
         post: POST; otherwise GET.
+        most: bytes of the reply.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -78,8 +88,8 @@ async def ask(
                 data = bytearray()
                 async for part in reply.aiter_raw():
                     data += part
-                    if len(data) > _MOST_BYTES:
-                        raise ServerError(f"{path}: a reply of more than {_MOST_BYTES} bytes")
+                    if len(data) > most:
+                        raise ServerError(f"{path}: a reply of more than {most} bytes")
         if reply.status_code != 200:
             raise ServerError(f"{path}: HTTP {reply.status_code}: {data[:200].decode(errors='replace')}")
         return json.loads(data) if data else None
@@ -111,7 +121,7 @@ async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, secon
     Raises ServerError.
     """
     body = {"method": "vlm_rl_proof", "kwargs": {"layout": layout, "dtype": dtype}}
-    reply = await ask(client, "/collective_rpc", body, seconds=seconds)
+    reply = await ask(client, "/collective_rpc", body, seconds=seconds, most=_PROOF_BYTES)
     try:
         if not (proofs := reply["results"]):
             raise ValueError("of no worker")
@@ -173,7 +183,8 @@ async def ask_group(
         "eos_ids": sorted(builder.eos_ids),
         "banned_ids": sorted(builder.banned_ids),
     }
-    reply = await ask(client, "/vlm_rl/generate", body, seconds=None)
+    most = _MOST_BYTES + len(seeds) * params.max_tokens * _TOKEN_BYTES
+    reply = await ask(client, "/vlm_rl/generate", body, seconds=None, most=most)
     try:
         responses = [_checked(item, params, builder=builder) for item in reply["responses"]]
     except (TypeError, KeyError, ValueError, OverflowError) as error:
@@ -197,7 +208,8 @@ async def ask_scores(
     Raises ServerError where a reply is no scores of these.
     """
     body = {**_prompt_body(prompt), "responses": [ids.tolist() for ids in responses], "top_k": top_k}
-    reply = await ask(client, "/vlm_rl/score", body, seconds=None)
+    most = _MOST_BYTES + sum(map(len, responses)) * (1 + top_k) * _TOKEN_BYTES
+    reply = await ask(client, "/vlm_rl/score", body, seconds=None, most=most)
     try:
         scores = [
             ResponseScores(
@@ -243,12 +255,16 @@ def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: Prompt
     size = builder.config.get_text_config().vocab_size
     if not all(type(token) is int and 0 <= token < size and token not in builder.banned_ids for token in ids):
         raise ValueError("a token that is not an id of the vocabulary, or is banned")
-    if not all(isinstance(number, float | int) and math.isfinite(number) for number in logprobs):
-        raise ValueError("a log-prob that is not finite")
+    if not all(type(number) in (float, int) and -math.inf < float(number) <= _POSITIVE for number in logprobs):
+        raise ValueError("a log-prob that is not finite, or above 0")
     if ids[-1] not in builder.eos_ids and len(ids) < params.max_tokens:
         raise ValueError(f"{len(ids)} tokens of {params.max_tokens} without an end: {item['finish']}")
     if [start for start, _, _ in versions] != [0, *(end for _, end, _ in versions)][:-1] or not versions:
         raise ValueError("versions with gaps")
+    if not all(type(end) is int and start <= end for start, end, _ in versions):
+        raise ValueError("versions of parts that are no tokens")
     if versions[-1][1] != len(ids):
         raise ValueError(f"versions of {versions[-1][1]} tokens of {len(ids)}")
-    return ServerResponse(ids, logprobs, versions, int(item["cached"]))
+    if not (type(cached := item["cached"]) is int and 0 <= cached < 2**31):
+        raise ValueError("a number of cached tokens that cannot be")
+    return ServerResponse(ids, [float(number) for number in logprobs], versions, cached)

@@ -89,7 +89,9 @@ class Fleet:
     def version_of(self, label: str) -> int | None:
         """Return the policy version of the weights with this label; None if this run has not made such weights."""
         run, _, version = label.rpartition("-")
-        return int(version) if run == self._run and version.isdecimal() and int(version) <= self.version else None
+        if run != self._run or not version.isdecimal() or len(version) > len(str(self.version)):
+            return None
+        return int(version) if int(version) <= self.version else None
 
     @contextmanager
     def pushing(self) -> Iterator[None]:
@@ -149,7 +151,7 @@ class Fleet:
             "world_size": self.settings.tensor_parallel,
         }
         for key, value in needed.items():
-            if info.get(key) != value:
+            if info.get(key) != value or type(info.get(key)) is not type(value):  # 1.0 is no number of ranks
                 what = (
                     "a different model"
                     if key == "model"
