@@ -194,6 +194,17 @@ def test_a_card_that_cannot_be_read_names_no_licence(tmp_path: Path, header: str
     assert licence_of(tmp_path) == "mit, apache-2.0"
 
 
+def test_a_path_that_a_shell_left_as_it_is_begins_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands ~ in --out=~/set."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "rows.csv").write_text("question,answer\nhow many?,3\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "~/rows.csv", "--out=$HOME/set"]) == 0
+    assert check_is_set(tmp_path / "home" / "set").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 def test_a_run_that_cannot_be_read_leaves_the_others(built: Path, tmp_path: Path) -> None:
     """Whatever parsing raises: its own errors, recursion, a type that nobody thought of."""
     runs = [Path(shutil.copytree(built, tmp_path / name)) for name in ("good", "deep", "odd", "binary")]

@@ -23,7 +23,7 @@ from vlm_rl.commands.examples import examples_of
 from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain
+from vlm_rl.plain_files import check_plain, in_home
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
 # disk that is damaged or has gone, and too many open files. And where the error names a path: missing rights, and a
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output := getattr(options, "output", None):
         os.environ["VLM_RL_OUTPUT"] = output  # read by run/terminal.py, and before libraries are imported
     try:
-        _check_plain_paths(options)
+        _settle_paths(options)
         options.command(options)
         _leave_ranks_at_exit()
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
@@ -78,15 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_plain_paths(options: argparse.Namespace) -> None:
-    """Raise UserError for a pipe, a device or a socket that an option names, to read or to write.
+def _settle_paths(options: argparse.Namespace) -> None:
+    """Let ~ and $HOME begin the path of an option. Raise UserError for a pipe, a device or a socket in its place.
 
     Reading one may wait for ever or never end, and a result would be moved into the place of a device.
     """
-    for value in vars(options).values():
-        for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, Path):
-                check_plain(path)
+    for name, value in vars(options).items():
+        setattr(options, name, [*map(_settled, value)] if isinstance(value, list) else _settled(value))
+
+
+def _settled(value: Any) -> Any:
+    if isinstance(value, str):
+        return in_home(value)
+    if isinstance(value, Path):
+        value = Path(in_home(str(value)))
+        check_plain(value)
+    return value
 
 
 def is_any_of(numbers: Sequence[int], error: Exception) -> bool:

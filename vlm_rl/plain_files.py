@@ -1,4 +1,7 @@
-"""Refuse pipes, devices and sockets where files are expected: reading one may wait for ever, or never end."""
+"""Paths that a user or a data set gives: where home is, and no pipes, devices or sockets in the place of files.
+
+Reading one of these may wait for ever, or never end.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,13 @@ def read_small(path: str | Path, *, most: int = 16 << 20) -> str:
     if len(data) > most:
         raise UserError(f"{path} has more than {most >> 20} MiB: give the file that is meant, which is small")
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
+
+
+def in_home(text: str) -> str:
+    """Return a path that begins with ~ or $HOME with that folder's own path, and any other text as it is.
+
+    A shell leaves them as they are in `out=~/runs` and `--out=~/runs`, between single quotes and in a file. A printed
+    command may then quote its paths.
+    """
+    head, slash, rest = text.partition("/")
+    return str(Path.home() / rest) if slash and head in ("~", "$HOME", "${HOME}") else text

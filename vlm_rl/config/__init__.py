@@ -43,7 +43,6 @@ from vlm_rl.config.policy import (
 from vlm_rl.config.reading import (
     changed_keys,
     find_template,
-    in_home,
     leaves,
     load_config,
     load_sft_config,
@@ -107,7 +106,6 @@ __all__ = [
     "explain",
     "find_template",
     "foreign_names",
-    "in_home",
     "is_plain_address",
     "is_server_address",
     "is_variable_name",

@@ -23,7 +23,7 @@ from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
+from vlm_rl.plain_files import in_home, read_small
 from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.yaml_text import read_yaml
 
@@ -269,16 +269,6 @@ def _refuse_interpolation(raw: Any, where: str, overrides: Sequence[str] = ()) -
         if "${" in value:
             place = place_of(key, where, overrides)
             raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
-
-
-def in_home(text: str) -> str:
-    """Return a path that begins with ~ or $HOME with that folder's own path, and any other text as it is.
-
-    A shell leaves them as they are in `out=~/runs`, between single quotes and in a file. A printed command may then
-    quote its paths.
-    """
-    head, slash, rest = text.partition("/")
-    return str(Path.home() / rest) if slash and head in ("~", "$HOME", "${HOME}") else text
 
 
 def _all_in_home(tree: Any) -> Any:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import in_home, leaves
+from vlm_rl.config import leaves
 from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
+from vlm_rl.plain_files import in_home, read_small
 from vlm_rl.yaml_text import read_yaml
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
