@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -17,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from tests.helpers.processes import listening
 from tests.helpers.toy_runs import clean_environment
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, init_ranks
-from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.samplers.remote.gloo_link import open_store
 
 
@@ -48,6 +49,17 @@ def test_a_single_rank_opens_no_port_for_others() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], env=clean_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {*done.stdout.split()} & {"00000000", "0" * 32} == set()
+
+
+def test_a_port_of_the_ranks_that_is_taken_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"} | place).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        with pytest.raises(UserError, match=f"cannot meet at 127.0.0.1:{port} .*: give another MASTER_PORT"):
+            init_ranks()
 
 
 @pytest.mark.parametrize(("address", "word"), [("127.0.0.1", "0100007F"), ("::1", "0" * 24 + "01000000")])

@@ -22,7 +22,10 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)  # for one wait, however large the save;
 
 
 def init_ranks() -> torch.device:
-    """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device."""
+    """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device.
+
+    Raises UserError where the ranks cannot meet, such as at a port that is taken.
+    """
     use_gpu = has_gpu()
     alone = "RANK" not in os.environ
     if alone:
@@ -36,7 +39,15 @@ def init_ranks() -> torch.device:
         if use_gpu:
             group["device_id"] = device  # NCCL connects here and now, and a barrier need not guess the card
         # Gloo beside NCCL: plain values are gathered from host memory, without a copy to the card and back.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **group)
+        backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **group)
+        except (dist.DistNetworkError, dist.DistStoreError) as error:  # a port that is taken, nobody who answers
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise UserError(
+                f"the ranks cannot meet at {place} ({str(error).partition(chr(10))[0]}): give another MASTER_PORT "
+                "(torchrun --master-port), or the address of rank 0's machine as MASTER_ADDR (--master-addr)"
+            ) from error
     return device
 
 

@@ -63,6 +63,8 @@ def test_a_port_that_is_taken_is_said_before_the_weights_are_read(config: Config
             serve(config, host="127.0.0.1", port=port, only_print=False)
     with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: this machine has no such address"):
         serve(config, host="192.0.2.1", port=port, only_print=False)
+    with pytest.raises(UserError, match=r"--host a{300}: no such address"):
+        serve(config, host="a" * 300, port=port, only_print=False)
 
 
 def test_a_server_says_what_its_start_compiles(

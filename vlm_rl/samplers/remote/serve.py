@@ -140,13 +140,14 @@ def check_port(host: str, port: int) -> None:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         socket.create_server(address[:2], family=family).close()
-    except socket.gaierror as error:
-        raise UserError(f"--host {host}: no such address ({error.strerror}): use a different one") from None
+    except (socket.gaierror, UnicodeError) as error:  # the second for what is too long for a name
+        raise UserError(f"--host {host}: no such address ({error}): use a different one") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"--port {port} of {host} is taken by another process: use a different one") from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise UserError(f"--host {host}: this machine has no such address: use a different one") from None
+        raise UserError(f"--port {port} of {host}: {error.strerror}: use a different one") from None
 
 
 def _has_vllm_script() -> bool:
