@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm_rl.data_prep.readers.row_limit import load_json
-from vlm_rl.data_prep.readers.written_asserts import asserts_in
+from vlm_rl.data_prep.readers.written_asserts import read_asserts
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
@@ -97,7 +97,7 @@ def _of_asserts(text: str, name: str) -> dict[str, Any]:
         text: the asserts, a Python text.
         name: the function that `candidate` stands for.
     """
-    asserts = list(asserts_in(text))
+    asserts = read_asserts(text)
     functions = {name if item.function == "candidate" and name else item.function for item in asserts}
     if len(functions) != 1:
         raise ValueError(f"asserts call {len(functions)} functions: {', '.join(sorted(functions))}")

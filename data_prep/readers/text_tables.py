@@ -18,7 +18,14 @@ from typing import Any, BinaryIO, TextIO
 
 from vlm_rl.data.images import DEFAULT_LIMITS
 from vlm_rl.data_prep.readers.image_files import IMAGE_SUFFIXES
-from vlm_rl.data_prep.readers.row_limit import BoundedLines, load_json, read_whole
+from vlm_rl.data_prep.readers.row_limit import (
+    BoundedLines,
+    fields_bytes,
+    load_json,
+    max_row_bytes,
+    read_whole,
+    too_large,
+)
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -75,13 +82,17 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
             if isinstance(first, RowError):
                 raise UserError(f"{table}: its header {first}")
             delimiter = "\t" if tabs else max(",;\t", key=first.count)  # the first of equals
-            lines = _CsvLines(first, bounded)
+            lines = _CsvLines(first, bounded, delimiter)
             reader = csv.reader(lines, delimiter=delimiter)
-            header = next(reader, [])
+            try:
+                header = next(reader, [])
+            except RowError as error:
+                raise UserError(f"{table}: the header: {error}") from None
             if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
                 raise UserError(f"{table}: its header is not UTF-8; name its encoding, e.g. --encoding cp1252 or gbk")
             while True:
                 where = f"{table.name} line {bounded.number + 1}"
+                lines.begin_row()
                 try:
                     fields = next(reader)
                 except StopIteration:
@@ -101,10 +112,16 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
 
 
 class _CsvLines:
-    """Hands lines to a CSV reader; one that is too long is raised, and the reader goes on behind it."""
+    """Hands lines to a CSV reader; where those of a row hold too much, that is raised, and it goes on behind them."""
 
-    def __init__(self, first: str, rest: BoundedLines) -> None:
-        self._first, self._rest = first, rest
+    def __init__(self, first: str, rest: BoundedLines, delimiter: str) -> None:
+        self._first, self._rest, self._delimiter = first, rest, delimiter
+        self.begin_row()
+
+    def begin_row(self) -> None:
+        """Count the lines that come from now on as those of another row."""
+        self._held = 0  # bytes of its fields
+        self._quotes = 0
 
     def __iter__(self) -> _CsvLines:
         return self
@@ -115,6 +132,12 @@ class _CsvLines:
             raise line
         if not line:
             raise StopIteration
+        self._held += fields_bytes(line, self._delimiter)
+        self._quotes += line.count('"')
+        if self._held > max_row_bytes():
+            while self._quotes % 2 and (line := self._rest.next_line()) != "":  # between quotes the row goes on
+                self._quotes += 0 if isinstance(line, RowError) else line.count('"')
+            raise too_large("with its fields it ")
         return line
 
 

@@ -6,7 +6,8 @@
     assert abs(f(1) - 1.5) < 1e-6              so do math.isclose and pytest.approx
     assert f([0] * 3) == float("inf")          constants: arithmetic, repetition, math.pi, range(3)
 
-What is none of these is refused with its line.
+What is none of these is refused with its line. A short text may write out values that take all memory, so a process
+with limits reads it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vlm_rl.grading.code_tests import VIEWS
+from vlm_rl.sandbox.functions import decode, encode
+from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
 
 _LARGEST = 100_000  # items of a value that an assert writes out by repetition or as a range
 _BITS = 20_000  # of an integer
+_worker = LimitedWorker(f"{__name__}.read", cpu_seconds=10.0, memory=1 << 30, output=16 << 20)
 _NAMES = {"math.pi": math.pi, "math.e": math.e, "math.tau": math.tau, "math.inf": math.inf, "inf": math.inf}
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -41,6 +45,31 @@ class Assert(NamedTuple):
     expected: Any
     tolerance: float = 0.0
     view: str = ""
+
+
+def read_asserts(text: str) -> list[Assert]:
+    """Return the asserts of a Python text. Raises ValueError where asserts_in does, and where they take too much."""
+    try:
+        found = _worker.call(text)
+    except (LimitError, FaultError) as error:
+        raise ValueError(f"reading its asserts {error}") from None
+    if isinstance(found, str):
+        raise ValueError(found)
+    return [
+        Assert(function, decode(arguments), decode(expected), tolerance, view)
+        for function, arguments, expected, tolerance, view in found
+    ]
+
+
+def read(text: str) -> list[list[Any]] | str:
+    """Return the fields of each assert, or why they cannot be read. Called in the process with limits."""
+    try:
+        return [
+            [item.function, encode(item.arguments), encode(item.expected), item.tolerance, item.view]
+            for item in asserts_in(text)
+        ]
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        return str(error) if type(error) is ValueError else repr(error)
 
 
 def asserts_in(text: str) -> Iterator[Assert]:

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,9 @@ from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
 from vlm_rl.data.chat_templates import try_template
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.tokenizer_trial import check_expressions
+from vlm_rl.data_prep.readers.program_tests import tests_in
 from vlm_rl.data_prep.readers.table_files import read_tables
+from vlm_rl.data_prep.records import RowError
 from vlm_rl.demo.numbers.token_counts import TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox.limited import LimitedWorker, LimitError
@@ -290,16 +293,36 @@ def long_problems(folder: Path) -> str:
 
 
 def slow_values(folder: Path) -> str:
-    """Compare a set of 40,000 integers of one hash, which is made in 800 million steps."""
+    """Compare, as sets, 40,000 integers of one hash, of which a set is made in 800 million steps."""
     del folder
     worker = LimitedWorker("vlm_rl.grading.code_comparison.first_difference", cpu_seconds=0.5, memory=1 << 30)
-    tree = {"set": [{"int": hex(number * (2**61 - 1))} for number in range(40_000)]}
+    value = json.dumps({"value": [{"int": hex(number * (2**61 - 1))} for number in range(40_000)]}) + "\n"
     try:
-        return f"compared: {worker.call('equal', [{}], [[]], [tree], [[]])}"
+        return f"compared: {worker.call('same', [{'atol': 0, 'view': 'set'}], [[]], value, '', value)}"
     except LimitError as limit:
         return str(limit)
     finally:
         worker.close()
+
+
+def endless_asserts(folder: Path) -> str:
+    """Read asserts that write out a hundred million numbers in 20 kB, and a million asserts."""
+    del folder
+    refused, before = 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for text in ("assert f(1) == [" + "list(range(100000))," * 1000 + "]", "assert f(1) == 1\n" * 1_000_000):
+        try:
+            tests_in(text)
+        except RowError:
+            refused += 1
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10
+    return f"{refused} of 2 refused, {'below' if grown < 300 else 'ABOVE'} 300 MiB"
+
+
+def unpacking_row_of_csv(folder: Path) -> str:
+    """Read some kB of compressed CSV whose one row has 20 million fields."""
+    with gzip.open(folder / "a.csv.gz", "wt") as file:
+        file.write("id,q\n1," + "ab," * 20_000_000 + "\n")
+    return read_beside(folder / "a.csv.gz")
 
 
 def endless_templates(folder: Path) -> str:
@@ -451,6 +474,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a pipe in a model folder", "Input", REFUSED, pipe_in_a_model_folder, slow=True),
     Attack("a tokenizer that multiplies, of a model", "Input", REFUSED, multiplying_model, slow=True),
     Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
+    Attack("asserts without an end", LIMITED, "2 of 2 refused, below 300 MiB", endless_asserts, slow=True),
     Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),
     Attack(
         "expressions without an end, in a model's tokenizer",
@@ -469,6 +493,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a Parquet file that unpacks without a bound", LIMITED, "1000 rows, below 300 MiB", unpacking_table),
     Attack("an Arrow stream that unpacks without a bound", LIMITED, "refused, below 300 MiB", unpacking_stream),
     Attack("a line of JSON that unpacks without a bound", LIMITED, "0 rows, below 300 MiB", unpacking_json),
+    Attack("a row of CSV that unpacks without a bound", LIMITED, "0 rows, below 300 MiB", unpacking_row_of_csv),
     Attack("a workbook that unpacks without a bound", LIMITED, "refused, below 300 MiB", unpacking_workbook),
     Attack("a run of equal values in one row's list", LIMITED, "refused", run_of_equal_values),
     Attack("a JPEG of many scans", "Input", "refused, below 3 CPU seconds", many_scans_in_a_jpeg),

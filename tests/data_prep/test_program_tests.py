@@ -11,6 +11,7 @@ import pytest
 from vlm_rl.data_prep.readers.program_tests import tests_in as read_tests
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.grading.code_grader import CodeGrader
+from vlm_rl.sandbox.limited import LimitedWorker
 
 ADD = {"function": "add", "inputs": [[1, 2]], "outputs": [3]}
 CHECK = """METADATA = {'author': 'x'}
@@ -96,6 +97,28 @@ def test_what_is_no_test_is_refused_with_its_words(cell: Any, words: str) -> Non
     with pytest.raises(RowError, match=words) as refused:
         read_tests(cell)
     assert refused.value.reason == "bad_tests"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("assert f(1) == [" + "list(range(100000))," * 200 + "]", "needed more memory than it may take"),
+        (
+            "assert f(1) == {" + ",".join(hex(n * (2**61 - 1)) for n in range(8000)) + "}",
+            "0.2 s of CPU time",
+        ),
+    ],
+    ids=["values", "a set of one hash"],
+)
+def test_a_short_text_of_asserts_without_an_end_costs_a_process_of_its_own(
+    text: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first writes out 20 million numbers in 4 kB, the second is a set that is made in 32 million steps."""
+    worker = LimitedWorker("vlm_rl.data_prep.readers.written_asserts.read", cpu_seconds=0.2, memory=64 << 20)
+    monkeypatch.setattr("vlm_rl.data_prep.readers.written_asserts._worker", worker)
+    with pytest.raises(RowError, match=f"reading its asserts .*{words}"):
+        read_tests(text)
+    worker.close()
 
 
 @pytest.mark.parametrize(

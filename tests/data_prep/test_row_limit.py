@@ -51,6 +51,18 @@ def test_a_line_without_an_end_is_dropped_by_its_place(tmp_path: Path, name: str
     assert wheres[2].endswith("line 4" if name.endswith("csv") else "line 3")
 
 
+def test_the_fields_and_the_lines_of_a_row_of_csv_are_bounded(tmp_path: Path) -> None:
+    """A field of no letters is an object of Python, and between quotes a row has any number of lines."""
+    table = tmp_path / "a.csv"
+    table.write_text("id,q\n1,a\n2," + "," * (MOST // 64) + "\n3,b\n")
+    assert kinds(table) == ["row", "row_too_large", "row"]
+    table.write_text('id,q\n1,a\n2,"' + ("x" * 1000 + "\n") * (MOST // 500) + '"\n3,b\n')
+    assert kinds(table) == ["row", "row_too_large", "row"]
+    table.write_text("," * (MOST // 2) + "\n1,a\n")
+    with pytest.raises(UserError, match="the header: with its fields it has more than 100000 bytes"):
+        kinds(table)
+
+
 def test_a_row_of_parquet_that_is_too_large_is_dropped(tmp_path: Path) -> None:
     table = tmp_path / "a.parquet"
     rows = [{"q": "a", "l": [{"b": b"x"}]}, {"q": "b", "l": [{"b": b"x" * 2000}] * 100}, {"q": "c", "l": None}]

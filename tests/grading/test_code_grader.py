@@ -265,12 +265,39 @@ def test_closing_ends_what_is_judged() -> None:
 _SAME_HASH = "L = [n * (2**61 - 1) for n in range(20_000)]\nclass S(set):\n    __iter__ = lambda s: iter(L)\n"
 
 
+def test_a_set_of_one_hash_is_not_made() -> None:
+    """Neither one that a program returned, nor one in the tests of a set that somebody sent."""
+    tests = CodeTests(function="f", inputs=[[1]], outputs=[[1] * 300_000], rule="equal")
+    with CodeGrader(workers=1) as grader:
+        ((verdict, reason),) = grader.judge([(f"{_SAME_HASH}def f(x): return S()", {"tests": tests.packed()})])
+    assert (verdict, reason) == ("wrong", "test 1 of 1: what it returned cannot be read")
+    sent = {
+        "function": "f",
+        "inputs": [[1]],
+        "outputs": [{"set": [{"int": hex(n * (2**61 - 1))} for n in range(4000)]}],
+    }
+    text = base64.b64encode(zlib.compress(json.dumps(sent).encode())).decode()
+    with pytest.raises(UserError, match=r"cannot be unpacked \(too many keys share a hash"):
+        CodeTests.of({"tests": text})
+    powers = {2**n for n in range(5000)}  # Python's hash repeats with each 61st
+    again = CodeTests.of({"tests": CodeTests(function="f", inputs=[[1]], outputs=[powers], rule="same").packed()})
+    assert again.outputs == [powers]
+
+
+def test_tests_that_unpack_to_many_values_are_refused() -> None:
+    text = base64.b64encode(zlib.compress(b'{"inputs": [' + b"[]," * 9_000_000 + b"[]]}")).decode()
+    with pytest.raises(UserError, match=r"cannot be unpacked \(more than 8388608 values"):
+        CodeTests.of({"tests": text})
+    commas = CodeTests(inputs=["," * 9_000_000], outputs=["1"])  # of a text are none
+    assert CodeTests.of({"tests": commas.packed()}) == commas
+
+
 def test_values_that_are_slow_to_compare_cost_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """20,000 integers of one hash make a set in 200 million steps; two megabytes hold 60,000."""
     monkeypatch.setattr("vlm_rl.grading.code_comparison.CPU_SECONDS", 0.3)
-    gold = list(range(30_000))
-    tests = CodeTests(function="f", inputs=[[1], [2]], outputs=[gold, gold], rule="equal")
-    right, slow = "def f(x): return list(range(30_000))", f"{_SAME_HASH}def f(x): return S()"
+    gold = set(range(30_000))
+    tests = CodeTests(function="f", inputs=[[1], [2]], outputs=[gold, gold], rule="same", views=["set", "set"])
+    right, slow = "def f(x): return list(range(30_000))", f"{_SAME_HASH}def f(x): return L"
     with CodeGrader(workers=1) as grader:
         judged = grader.judge([(text, {"tests": tests.packed()}) for text in (slow, right)])
     reason = "comparing what it returned took more than 0.3 s of CPU time"

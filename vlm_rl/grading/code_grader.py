@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.grading.code_comparison import compare, comparison_worker, shown
+from vlm_rl.grading.code_comparison import NO_GOLD, compare, comparison_worker, shown, written
 from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.reasons import shorten
 from vlm_rl.sandbox.functions import Answers, call_function, encode
 from vlm_rl.sandbox.limited import LimitError
-from vlm_rl.sandbox.program import Program, ProgramLimits, explained
+from vlm_rl.sandbox.program import Program, ProgramLimits
 from vlm_rl.sandbox.programs import Sandbox, SandboxError
 from vlm_rl.types import Verdict
 
@@ -41,7 +41,7 @@ class CodeGrader:
         self._workers = workers
         self._sandbox: Sandbox | None = None
         self._comparison = comparison_worker()
-        self._outputs: dict[tuple[str, str], list[Any] | str] = {}  # of references; a text: why there are none
+        self._outputs: dict[tuple[str, str], Answers] = {}  # of references
         self._lock = threading.Lock()
 
     def __enter__(self) -> CodeGrader:
@@ -120,31 +120,26 @@ class CodeGrader:
     def _by_values(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
         """Call the function once for each test, in one run."""
         expected = self._expected(sandbox, tests)
-        if isinstance(expected, str):
-            return "error", expected
-        # Much longer values are wrong, and building sets of them could be made slow.
-        answers = self._call(sandbox, source, tests, output=(64 << 10) + 4 * len(json.dumps(encode(expected))))
+        # Much longer values are wrong: no need to read them.
+        answers = self._call(sandbox, source, tests, output=(64 << 10) + 4 * len(expected.text))
         total = len(tests.inputs)
         try:
             wrong = compare(self._comparison, answers, tests, expected)
         except LimitError as limit:
             return "wrong", f"comparing what it returned {limit}"
+        if wrong is not None and wrong[0] == NO_GOLD:
+            return "error", f"the problem's own program fails: {wrong[1]}"
         if wrong is not None:
             return "wrong", f"test {wrong[0] + 1} of {total}: {wrong[1]}"
-        if answers.fault:
-            return "wrong", f"test {len(answers.trees) + 1} of {total}: {shorten(explained(answers.fault))}"
         return "correct", f"passes all {total} tests"
 
-    def _expected(self, sandbox: Sandbox, tests: CodeTests) -> list[Any] | str:
-        """Return the expected outputs, by the problem's own program where it states none; or why there are none."""
+    def _expected(self, sandbox: Sandbox, tests: CodeTests) -> Answers:
+        """Return the expected outputs, by the problem's own program where it states none."""
         if tests.outputs is not None:
-            return tests.outputs
+            return written(tests.outputs)
         key = (tests.reference, json.dumps(encode(tests.inputs)))
         if key not in self._outputs:
-            answers = self._call(sandbox, tests.reference, tests)
-            self._outputs[key] = (
-                f"the problem's own program fails: {answers.fault}" if answers.fault else answers.values
-            )
+            self._outputs[key] = self._call(sandbox, tests.reference, tests)
         return self._outputs[key]
 
     def _call(self, sandbox: Sandbox, source: str, tests: CodeTests, *, output: int = 16 << 20) -> Answers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -23,6 +24,8 @@ from vlm_rl.sandbox.functions import decode, encode
 __all__ = ["VIEWS", "CodeTests", "unpacked"]
 
 _LARGEST = 1 << 29  # bytes of a problem's tests, unpacked
+_MOST_VALUES = 1 << 23  # of them; each may take 100 bytes
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.S)  # of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,20 @@ class CodeTests:
         if not isinstance(text, str):
             raise UserError("the problem has no tests in its meta: a program is judged by tests")
         try:
-            tree = json.loads(unpacked(text))
+            data = unpacked(text)
+            if _most_values(data) > _MOST_VALUES and _most_values(_STRING.sub(b"", data)) > _MOST_VALUES:
+                raise ValueError(f"more than {_MOST_VALUES} values")
+            tree = json.loads(data)
             known = {each.name: tree[each.name] for each in fields(cls) if each.name in tree}
             known |= {name: decode(known[name]) for name in ("inputs", "outputs")}
             return cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(f"bad tests of a program: they cannot be unpacked ({error})") from None
+
+
+def _most_values(data: bytes) -> int:
+    """Return at least how many values a text of JSON holds; commas inside of strings count, too."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def unpacked(text: str) -> bytes:

@@ -13,10 +13,13 @@ import math
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+_FEW_KEYS = 1000
+_MOST_PAIRS = 10**7  # of keys with one hash: a second. The powers of 2 up to the 10,000th have 1.6 million
 _EXACT = 2**53  # integers up to here are the same in every reader of JSON
 
 
@@ -66,13 +69,23 @@ def decode(tree: Any) -> Any:
         return tree
     ((kind, content),) = tree.items()
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind](decode(item) for item in content)
+        items = [decode(item) for item in content]
+        return _SEQUENCES[kind](items if kind == "tuple" else spread(items))
     if kind == "dict":
-        return {decode(key): decode(item) for key, item in content}
+        keys = spread([decode(key) for key, _ in content])
+        return dict(zip(keys, (decode(item) for _, item in content), strict=True))
     if kind == "complex":
         return complex(*map(decode, content))
     readers = {"int": lambda text: int(text, 16), "float": float, "bytes": bytes.fromhex, "opaque": Opaque}
     return readers[kind](content)
+
+
+def spread(keys: list[Any]) -> list[Any]:
+    """Return the keys of a set or dict. Raises ValueError where many share a hash: it would take long to make."""
+    shared = Counter(map(hash, keys)).values() if len(keys) > _FEW_KEYS else ()
+    if sum(count * (count - 1) for count in shared) > _MOST_PAIRS:
+        raise ValueError("too many keys share a hash")
+    return keys
 
 
 _SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}

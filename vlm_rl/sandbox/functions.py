@@ -1,7 +1,7 @@
 """Call a function of a program that nobody has read, and get its outputs as data.
 
     answers = call_function(sandbox, "def f(x): return x + 1", "f", [[1], [2]], seconds=1.0)
-    answers.values  # [2, 3]
+    trees, fault = answers.read()  # [2, 3], ""
 
 Only inputs go into the sandbox. Outputs come back as plain data of Python's own types, so that comparing them calls
 nothing of the program: no `__eq__`, no `__hash__`, no `__bool__`.
@@ -28,16 +28,29 @@ _LONGEST_RUN = 60.0  # seconds of all calls together
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a function returned: the values of its first calls, and why there are no more, if there are not."""
+    """What a function returned, as it was written: a line of JSON for each call.
 
-    trees: list[Any]  # as `encode` makes them: a set or a dict that was chosen for it is built in quadratic time
-    fault: str  # "" where every call returned
-    num_bytes: int  # of the values
+    Once it is read, a megabyte may take 30, and a set that was chosen for it is built in quadratic time.
+    """
 
-    @property
-    def values(self) -> list[Any]:
-        """Return the values as data. Raises what `decode` does."""
-        return [decode(tree) for tree in self.trees]
+    text: bytes
+    num_calls: int
+    ending: str = ""  # why no more came, where some are missing
+
+    def read(self) -> tuple[list[Any], str]:
+        """Return the values of the first calls, as `encode` makes them, and why there are no more; "" for all."""
+        trees: list[Any] = []
+        for line in self.text.split(b"\n")[:-1]:
+            try:
+                answer = json.loads(line)
+                if "error" in answer:
+                    return trees, str(answer["error"])
+                trees.append(answer["value"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return trees, "what it returned cannot be read"
+        if len(trees) > self.num_calls:
+            return [], f"{len(trees)} answers to {self.num_calls} calls"
+        return trees, "" if len(trees) == self.num_calls else f"it ended before it returned ({self.ending})"
 
 
 def call_function(
@@ -67,19 +80,7 @@ def call_function(
     total = min(_LONGEST_RUN, seconds * len(calls) + 2)
     limits = ProgramLimits(seconds=2 * total, cpu_seconds=math.ceil(total), memory=memory, output=output)
     run = sandbox.run(Program(_caller(), json.dumps(request).encode(), limits, {"program.py": source}))
-    trees: list[Any] = []
-    for line in run.stdout.split(b"\n")[:-1]:
-        try:
-            answer = json.loads(line)
-            if "error" in answer:
-                return Answers(trees, str(answer["error"]), len(run.stdout))
-            trees.append(answer["value"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return Answers(trees, "what it returned cannot be read", len(run.stdout))
-    if len(trees) > len(calls):
-        return Answers([], f"{len(trees)} answers to {len(calls)} calls", 0)
-    fault = "" if len(trees) == len(calls) else f"it ended before it returned ({run.reason})"
-    return Answers(trees, fault, len(run.stdout))
+    return Answers(run.stdout, len(calls), run.reason)
 
 
 @functools.cache
