@@ -17,9 +17,9 @@ from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.merge_shards import LEAKED
 from vlm_rl.data_prep.prepared_set import DATA, schema
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
 from vlm_rl.types import AnswerType
-from vlm_rl.yaml_text import read_yaml
+from vlm_rl.untrusted.plain_files import read_small
+from vlm_rl.untrusted.yaml_text import read_yaml
 
 CARD = "README.md"
 

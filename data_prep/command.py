@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain
+from vlm_rl.untrusted.plain_files import check_plain
 
 if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder

@@ -25,8 +25,8 @@ from vlm_rl.data_prep.prepared_images import Grid, PreparedImage, prepare_image
 from vlm_rl.data_prep.prepared_set import SetWriter, sha256, to_row
 from vlm_rl.data_prep.records import DroppedRow, KeptRow, RowError, UsableRow
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.types import group_by_marker, name_videos
+from vlm_rl.untrusted.json_object import read_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "whole_runs/test_train.py::test_every_key_is_read",
         ],
         "files, links and requests give a value or one message": ["test_fuzz_readers.py"],
-        "a pipe or a device in the place of a file is never opened": ["test_plain_files.py"],
+        "a pipe or a device in the place of a file is never opened": ["untrusted/test_plain_files.py"],
     },
     "Grading": {
         "no answer is executed": [

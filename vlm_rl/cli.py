@@ -23,7 +23,7 @@ from vlm_rl.commands.examples import examples_of
 from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain, in_home
+from vlm_rl.untrusted.plain_files import check_plain, in_home
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
 # disk that is damaged or has gone, and too many open files. And where the error names a path: missing rights, and a

@@ -10,7 +10,7 @@ from vlm_rl.data.sets import is_prepared
 from vlm_rl.data_prep.readers.image_files import ARCHIVES, IMAGE_SUFFIXES
 from vlm_rl.data_prep.readers.table_files import FORMATS, format_of
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 _NO_TABLES = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", *ARCHIVES}
 _NUMBER = re.compile(  # of a part of a table

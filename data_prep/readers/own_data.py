@@ -15,7 +15,7 @@ from vlm_rl.data_prep.readers.image_files import ImageFile, TarMember, ZipMember
 from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 EXAMPLES = 3
 _MAX_TEXT = 600  # characters of a question or an answer that an example shows

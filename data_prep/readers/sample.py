@@ -10,7 +10,7 @@ from typing import Any
 
 from vlm_rl.data_prep.readers.table_files import read_tables
 from vlm_rl.data_prep.readers.written_values import is_missing
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 SAMPLE_ROWS = 100
 Names = Sequence[Sequence[str]]

@@ -20,12 +20,12 @@ import pyarrow as pa
 from vlm_rl.demo.numbers.responses import Responses, read_responses
 from vlm_rl.demo.numbers.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
-from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.report.run_curves import RunCurves, holds_training
 from vlm_rl.run.best import best_of
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.run.lock import OLD_SECONDS, lease_of
+from vlm_rl.untrusted.json_object import read_object
+from vlm_rl.untrusted.plain_files import check_plain_tree
 
 _FIRST = 4  # checkpoints at most that the page begins with
 _DEPTH = 3  # levels below a folder; one of `vlm-rl study` holds RULE/seed-N

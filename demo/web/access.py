@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
+from vlm_rl.untrusted.plain_files import read_small
 
 LOGIN_PATH = "/login"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

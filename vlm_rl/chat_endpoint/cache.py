@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vlm_rl.chat_endpoint.client import Completion
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 _CHECK = TypeAdapter(Completion)
 

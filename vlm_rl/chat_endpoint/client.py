@@ -25,8 +25,8 @@ import httpx
 
 from vlm_rl.config import is_plain_address, is_variable_name
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.types import Problem, group_by_marker, split_at_markers
+from vlm_rl.untrusted.json_object import read_object
 
 MAX_BYTES = 2**20  # of a reply that comes as one JSON object
 _MAX_SHOWN = 300  # characters of the server's words in a message

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import httpx
 
 from vlm_rl.chat_endpoint.client import ChatEndpoint, EndpointError, error_message, is_count
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 _SECONDS = 0.1  # between two looks at a reply
 _MAX_BYTES = 8 * 2**20  # of a reply on the wire, where each piece has a frame around it

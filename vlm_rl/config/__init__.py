@@ -122,4 +122,4 @@ __all__ = [
     "save_config",
     "with_values",
 ]
-_USES = []
+_USES = ["untrusted"]

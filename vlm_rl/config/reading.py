@@ -23,9 +23,9 @@ from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.templates import TemplateConfig
 from vlm_rl.config.training import Config
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import in_home, read_small
 from vlm_rl.templates import TEMPLATES, Template
-from vlm_rl.yaml_text import read_yaml
+from vlm_rl.untrusted.plain_files import in_home, read_small
+from vlm_rl.untrusted.yaml_text import read_yaml
 
 _Model = TypeVar("_Model", bound="ConfigSection")
 _YAML = (".yaml", ".yml")

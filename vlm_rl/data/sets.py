@@ -19,10 +19,10 @@ from vlm_rl.config import DataConfig, check_benchmark_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.model_files.hub_models import is_hub_name
-from vlm_rl.plain_files import check_plain
 from vlm_rl.types import AnswerType, Problem, marker_fault, times_fault
+from vlm_rl.untrusted.json_object import read_object
+from vlm_rl.untrusted.plain_files import check_plain
 
 
 def load_set(path: str | Path) -> list[Problem]:

@@ -24,7 +24,7 @@ from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 _OUTCOMES = {"ok": ("ok", "green"), "off": ("OFF", "bold red"), "unknown": ("?", "yellow")}
 _INDENT, _WIDTH = 21, 110  # columns before a detail, and of the page

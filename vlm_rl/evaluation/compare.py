@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
-from vlm_rl.json_object import read_object
 from vlm_rl.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import LATER_COLUMNS
 from vlm_rl.run.run_files import stored_columns, write_atomically
 from vlm_rl.stats import score_interval
+from vlm_rl.untrusted.json_object import read_object
 
 Scores = dict[str, ProblemScore]
 _COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]

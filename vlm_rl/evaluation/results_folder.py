@@ -12,9 +12,9 @@ from vlm_rl.config import Config
 from vlm_rl.distributed import barrier, from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.settings import run_of
-from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
+from vlm_rl.untrusted.plain_files import check_plain_tree
 
 
 def refuse_existing(out: Path, names: Sequence[str], step: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 # dtype -> (its bits as an integer, the bits of the exponent, which are all set in NaN and infinity alone)
 _EXPONENTS = {

@@ -9,11 +9,11 @@ from typing import Any
 
 from vlm_rl.config import RolloutConfig
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, base_of
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.model_files.tokenizer_growth import check_growth
-from vlm_rl.plain_files import check_plain_tree
+from vlm_rl.untrusted.json_object import read_object
+from vlm_rl.untrusted.plain_files import check_plain_tree
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that transformers reads

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
+from vlm_rl.untrusted.json_object import read_object
 
 _MOST = 64  # times the characters of a text; published tokenizers put one character in the place of one
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders")  # of a part that is a sequence of others

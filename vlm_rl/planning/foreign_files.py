@@ -19,8 +19,8 @@ from typing import Any
 from vlm_rl.config import leaves
 from vlm_rl.config.foreign_names import trainer_of
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import in_home, read_small
-from vlm_rl.yaml_text import read_yaml
+from vlm_rl.untrusted.plain_files import in_home, read_small
+from vlm_rl.untrusted.yaml_text import read_yaml
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")

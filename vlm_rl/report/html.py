@@ -25,7 +25,7 @@ from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
 from vlm_rl.run.run_files import write_atomically
 from vlm_rl.templates import END_THINK, THINK
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 VERDICT_MARKS = {"correct": "✓ correct", "wrong": "✗ wrong", "no_answer": "– no answer"}
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

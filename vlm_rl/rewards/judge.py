@@ -17,10 +17,10 @@ from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
 from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, image_part, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
 from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
+from vlm_rl.untrusted.plain_files import read_small
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|response|extracted)\}")
 _NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"

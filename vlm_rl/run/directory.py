@@ -39,14 +39,14 @@ from vlm_rl.config import (
     save_config,
 )
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
-from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, READ_ROLLOUT_SCHEMA, ROLLOUT_SCHEMA, RolloutRow
 from vlm_rl.run.run_files import read_records, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
+from vlm_rl.untrusted.json_object import read_object
+from vlm_rl.untrusted.plain_files import check_plain_tree
 
 if TYPE_CHECKING:
     import pandas as pd

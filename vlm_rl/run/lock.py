@@ -36,8 +36,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.run.writing import writing
+from vlm_rl.untrusted.json_object import read_object
 
 LOCK = ".lock"
 RENEWAL_SECONDS = 10.0

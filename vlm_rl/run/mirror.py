@@ -30,13 +30,13 @@ from PIL import Image
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
-from vlm_rl.json_object import read_object
 from vlm_rl.run.directory import RunDirectory, metric_record
 from vlm_rl.run.run_files import write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
 from vlm_rl.run.trackers.registry import TRACKERS
 from vlm_rl.run.trackers.tracker import LoggedSample, TrackedRun, Tracker
 from vlm_rl.run.turn_record import StoredTurn, conversation, read_turns
+from vlm_rl.untrusted.json_object import read_object
 
 POLL_SECONDS = 1.0
 END_SECONDS = 30.0  # after the run has ended

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vlm_rl.run.writing import writing
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 LOG = "log.txt"
 

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from vlm_rl.run.best import Best
 from vlm_rl.run.rollout_row import RolloutRow
-from vlm_rl.visible_text import replace_invisible
+from vlm_rl.untrusted.visible_text import replace_invisible
 
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0

@@ -29,8 +29,8 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
 from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, first_of, problem_of, text, unwrapped
-from vlm_rl.json_object import read_object
 from vlm_rl.types import Problem
+from vlm_rl.untrusted.json_object import read_object
 
 _LETTERS = re.compile(r"[A-I](\s*,\s*[A-I])*")
 

@@ -22,10 +22,10 @@ from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template, tem
 from vlm_rl.evaluation.benchmarks.saved_files import read_rows
 from vlm_rl.evaluation.benchmarks.saved_responses import responses_in
 from vlm_rl.grading.grader import Grader
-from vlm_rl.json_object import read_object
 from vlm_rl.run.run_files import write_atomically
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem
+from vlm_rl.untrusted.json_object import read_object
 
 if TYPE_CHECKING:
     from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel

@@ -17,9 +17,9 @@ from vlm_rl.config import Quantization, is_server_address
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import read_small
 from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
+from vlm_rl.untrusted.plain_files import read_small
 
 SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
 

@@ -20,11 +20,11 @@ from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import UnreadableReplyError
 from vlm_rl.evaluation.benchmarks.logicvista import _choices_in
 from vlm_rl.evaluation.compare import read_results
-from vlm_rl.json_object import read_object
 from vlm_rl.model_files.adapters import base_of
 from vlm_rl.model_files.finite_weights import non_finite_tensor
 from vlm_rl.model_files.model_folder import read_model_config
 from vlm_rl.run.mirror import Progress
+from vlm_rl.untrusted.json_object import read_object
 
 DEEP = "[" * 100_000
 NOT_OBJECTS = {

@@ -22,10 +22,10 @@ from vlm_rl.data.sets import check_is_set
 from vlm_rl.data_prep.card import licence_of
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.errors import UserError
-from vlm_rl.plain_files import check_plain_tree
 from vlm_rl.rewards.judge import read_prompt
 from vlm_rl.samplers.remote.fleet import read_addresses, read_token
 from vlm_rl.types import Problem
+from vlm_rl.untrusted.plain_files import check_plain_tree
 
 pytestmark = pytest.mark.timeout(60)  # whatever opens a pipe waits for ever
 
