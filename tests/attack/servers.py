@@ -1,9 +1,10 @@
-"""Attacks on rollout servers: requests that never come."""
+"""Attacks on rollout servers: requests that never come, and one whose head never ends."""
 
 from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.attack.attack import Attack
@@ -19,7 +20,10 @@ def config_of(folder: Path) -> Path:
 
 
 def send_half_heads(folder: Path) -> str:
-    """Open 200 connections that never finish a request, and see which the server still holds after at most 15 s."""
+    """Open 200 connections that never finish a request, and see which the server still holds after at most 15 s.
+
+    One more sends headers without an end.
+    """
     with RolloutServer(config_of(folder), folder / "log", program="vlm_rl") as server:
         server.wait()
         opened = [socket.create_connection((server.host, server.port)) for _ in range(200)]
@@ -31,6 +35,10 @@ def send_half_heads(folder: Path) -> str:
             held = [connection for connection in held if not is_closed(connection)]
         for connection in opened:
             connection.close()
+        with socket.create_connection((server.host, server.port)) as endless, suppress(ConnectionError):
+            endless.sendall(b"GET /vlm_rl/info HTTP/1.1\r\n")
+            endless.sendall(b"A: b\r\n" * 5_000_000)
+            return "30 MB of headers are read"
         with socket.create_connection((server.host, server.port)) as asking:
             asking.sendall(b"GET /vlm_rl/info HTTP/1.1\r\nHost: x\r\n\r\n")
             answered = asking.recv(64).split(b" ")[1].decode()
@@ -50,7 +58,7 @@ def is_closed(connection: socket.socket) -> bool:
 SERVED = "What may be hostile"
 ATTACKS = (
     Attack(
-        "half heads to a rollout server",
+        "half heads and an endless one to a rollout server",
         SERVED,
         "200 of 200 closed, a stranger is answered 401",
         send_half_heads,
