@@ -28,8 +28,12 @@ from vlm_rl.report.html import environment
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return the HTML of demo/templates/<template>.html with these values, each of them escaped."""
-    return Markup(_ENVIRONMENT.get_template(f"{template}.html").render(values))
+    """Return the HTML of demo/templates/<template>.html with these values, each of them escaped.
+
+    Half of a surrogate pair, which a server can reply and no answer of ours can hold, becomes a question mark.
+    """
+    html = _ENVIRONMENT.get_template(f"{template}.html").render(values)
+    return Markup(html.encode(errors="replace").decode())
 
 
 def number(value: float) -> str:

@@ -20,7 +20,8 @@ from pathlib import Path
 import httpx
 
 from tests.attack.attack import Attack
-from tests.helpers.demo_events import JOIN, show
+from tests.helpers.chat_server import chat_server
+from tests.helpers.demo_events import JOIN, run_event, show
 from tests.helpers.demo_process import DemoProcess, demo_process
 from tests.helpers.example_run import build_run
 from vlm_rl.demo.numbers.url_state import TABS
@@ -189,6 +190,23 @@ def write_while_it_is_shown(folder: Path) -> str:
         return f"shown {sum(shown)} of {len(shown)} times, {demo.log.count(chr(10))} line in the log"
 
 
+def reply_what_no_page_can_hold(folder: Path) -> str:
+    """Let a model server reply half of a surrogate pair to one page, and a good one to the next."""
+    with chat_server() as models:
+        options = [word for name in ("half", "good") for word in ("--endpoint", f"{name}={models.url(name)},m")]
+        with demo_process(folder, *options) as demo, client_of(demo) as client:
+            events = client.get("/config").json()["dependencies"]
+            (asking,) = (event["id"] for event in events if len(event["inputs"]) == 7)
+            ends = []
+            for name in ("half", "good"):
+                body = {"fn_index": asking, "data": ["", "", "How many?", [name], 0, 0, 64]}
+                try:
+                    ends.append(run_event(client, body)["success"])
+                except (httpx.HTTPError, StopIteration) as error:
+                    ends.append(type(error).__name__)
+            return f"answered: {ends}, {demo.log.count(chr(10))} line in the log"
+
+
 def break_runs_beside_a_good_one(folder: Path) -> str:
     """Open a folder of runs of which all but the last are broken, each in a file of its own."""
     damages = {
@@ -218,6 +236,13 @@ def break_runs_beside_a_good_one(folder: Path) -> str:
 
 
 ATTACKS = (
+    Attack(
+        "a reply of a model server that no page can hold",
+        WEB,
+        "answered: [True, True], 1 line in the log",
+        reply_what_no_page_can_hold,
+        slow=True,
+    ),
     Attack(
         "broken runs beside a good one",
         WEB,

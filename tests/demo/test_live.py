@@ -345,6 +345,12 @@ def test_an_endpoint_is_asked_the_same_and_streams(server):
     assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR"), "the pixels, and no address"
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark_on_the_page(server):
+    reply = last(endpoint(server, "half").ask(QUESTION, SHORT, is_cancelled=never))
+    page = columns_html(AskState(0, ["a"], [reply]), SHORT, colors={"a": "red"}, grades={})
+    assert reply.text == "<think>a\ud800</think>4" and "a?" in page and page.encode()
+
+
 def test_reasoning_that_a_server_keeps_apart(server):
     reply = last(endpoint(server, "apart").ask(QUESTION, SHORT, is_cancelled=never))
     assert split_growing(reply.text, is_over=True) == ("hm <b>", "four")

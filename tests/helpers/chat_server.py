@@ -139,6 +139,10 @@ class Handler(BaseHTTPRequestHandler):
         text = r"$\href{javascript:window.pwned=1}{x}$ <a href='javascript:window.pwned=1'>y</a> \boxed{<b>7</b>} "
         self._stream(*torn, last, "nk>", text + attack("endpoint-answer"), pause=0.05)
 
+    def do_half(self) -> None:
+        """Send half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+        self._stream("<think>a\ud800</think>", "4")
+
     def do_box(self) -> None:
         """Answer how many pictures there are, in a box; think for ever where there is none."""
         content = self.body["messages"][-1]["content"]
