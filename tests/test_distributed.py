@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from tests.helpers.processes import listening
 from tests.helpers.toy_runs import clean_environment
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, init_ranks
-from vlm_rl.errors import EXIT_STOPPED, UserError
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.samplers.remote.gloo_link import open_store
 
 
@@ -36,30 +36,37 @@ def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.Monkey
 
 
 ALONE = """
+import os, sys
 from tests.helpers.processes import listening
 from vlm_rl.distributed import init_ranks
+from vlm_rl.errors import UserError
 
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+try:
+    init_ranks()
+except UserError as error:
+    print(error)
+for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    del os.environ[name]
 init_ranks()
 print(*(place.partition(":")[0] for place in listening()))
 """
 
 
-def test_a_single_rank_opens_no_port_for_others() -> None:
+def test_a_taken_port_is_one_message_and_a_single_rank_opens_none_for_others() -> None:
     """Gloo itself listens on the address of this machine's name, for a handshake of its own group."""
-    done = subprocess.run([sys.executable, "-c", ALONE], env=clean_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {*done.stdout.split()} & {"00000000", "0" * 32} == set()
-
-
-def test_a_port_of_the_ranks_that_is_taken_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"} | place).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-        with pytest.raises(UserError, match=f"cannot meet at 127.0.0.1:{port} .*: give another MASTER_PORT"):
-            init_ranks()
+        port = str(taken.getsockname()[1])
+        environment = clean_environment()
+        environment.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        command = [sys.executable, "-c", ALONE, port]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    message, places = done.stdout.splitlines()
+    assert message.startswith(f"the ranks cannot meet at 127.0.0.1:{port} (")
+    assert "give another MASTER_PORT" in message
+    assert {*places.split()} & {"00000000", "0" * 32} == set()
 
 
 @pytest.mark.parametrize(("address", "word"), [("127.0.0.1", "0100007F"), ("::1", "0" * 24 + "01000000")])

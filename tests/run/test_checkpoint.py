@@ -547,7 +547,7 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(
 def test_a_manifest_of_another_format_names_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is whole, so it is not called damaged."""
     monkeypatch.setattr(manifest, "_FORMAT", 2)
-    monkeypatch.setattr(manifest, "code_version", lambda: "9.8.7+sources.abc")
+    monkeypatch.setattr(manifest, "_versions", lambda: {"code": "9.8.7+sources.abc"})
     save(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError) as refused:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,7 @@ def code_version() -> str:
     return f"{_version('vlm-rl')}+sources.{digest.hexdigest()[:12]}"
 
 
+@cache  # what this process runs, whatever is installed meanwhile
 def _versions() -> dict[str, str]:
     libraries = {name: installed for name in _LIBRARIES if (installed := _version(name))}
     return {"code": code_version(), "python": platform.python_version(), **libraries}
