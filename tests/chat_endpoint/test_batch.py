@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,15 @@ def test_a_cache_of_an_older_version_is_read(tmp_path: Path, server: ChatServer)
 def _write(folder: Path, key: str, text: str) -> None:
     for _ in range(200):
         ReplyCache(folder).put(key, Completion(text, 3, 4))
+
+
+def test_a_pipe_in_the_place_of_a_reply_is_never_opened(tmp_path: Path) -> None:
+    cache, whole = ReplyCache(tmp_path), Completion("yes")
+    cache.put("ab", whole)
+    assert cache.get("ab") == whole
+    (tmp_path / "ab" / "ab.json").unlink()
+    os.mkfifo(tmp_path / "ab" / "ab.json")
+    assert cache.get("ab") is None
 
 
 def test_two_writers_leave_a_whole_reply(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from vlm_rl.data_prep.card import licence_of
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.errors import UserError
 from vlm_rl.rewards.judge import read_prompt
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.manifest import read_manifest
 from vlm_rl.samplers.remote.fleet import read_addresses, read_token
 from vlm_rl.types import Problem
 from vlm_rl.untrusted.plain_files import check_plain_tree
@@ -53,6 +55,28 @@ def test_a_pipe_in_a_run_is_refused_by_name(
     other = Path(shutil.copytree(built, tmp_path / "other"))
     library = Library([run, other])
     assert list(library.runs) == ["other"] and f"{run / name} is no file" in library.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("metrics.jsonl", RunDirectory.metrics),
+        ("CONTAMINATED.json", RunDirectory.contaminated),
+        ("rollouts/step-000001.parquet", lambda run: run.rollouts(1, ["text"])),
+        ("eval/toy-test/step-000000.json", RunDirectory.evals),
+        ("eval/toy-test/step-000000.parquet", lambda run: run.evals()[0].rows(["problem_id"])),
+        ("MANIFEST.json", lambda run: read_manifest(run.path)),
+    ],
+)
+def test_each_reader_of_a_run_refuses_a_pipe_itself(
+    built: Path, tmp_path: Path, name: str, read: Callable[[RunDirectory], object]
+) -> None:
+    """A study, a paper's table and `vlm-rl eval compare` open runs and results that nobody looked through before."""
+    run = Path(shutil.copytree(built, tmp_path / "run"))
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match=f"{run / name} is no file"):
+        read(RunDirectory(run))
 
 
 def test_links_to_devices_are_refused_and_links_to_files_are_not(tmp_path: Path) -> None:

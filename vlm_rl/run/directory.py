@@ -46,7 +46,7 @@ from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, READ_ROLLOUT_SCHEMA, R
 from vlm_rl.run.run_files import read_records, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
-from vlm_rl.untrusted.plain_files import check_plain_tree
+from vlm_rl.untrusted.plain_files import check_plain, check_plain_tree
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,6 +199,7 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
+        check_plain(path)
         with path.open("rb") as file:
             yield from (record for line in file if (record := metric_record(line)) is not None)
 
@@ -365,6 +366,7 @@ def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError where the file is damaged."""
+    check_plain(path)
     try:
         tree = read_object(path.read_bytes())
         json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair could not be shown

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.untrusted.plain_files import check_plain
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -64,6 +65,7 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest and check its own checksum, but not the files. Raises CheckpointError."""
+    check_plain(path / MANIFEST)
     try:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -149,6 +151,7 @@ def file_entries(
     known = written or {}
 
     def digest(path: Path) -> FileEntry:
+        check_plain(path)
         with path.open("rb") as file:
             if sync:
                 os.fsync(file.fileno())

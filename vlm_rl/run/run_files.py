@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.errors import UserError
+from vlm_rl.untrusted.plain_files import check_plain
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -88,6 +89,7 @@ def read_records(
 
 def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
     """Return a table as it is. Raises UserError where it cannot be read."""
+    check_plain(path)
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also of a name that is not UTF-8
@@ -96,6 +98,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.T
 
 def stored_columns(path: Path, columns: Sequence[str], *, later: Container[str]) -> list[str]:
     """Return these columns without those of `later` that an older file lacks. A damaged one is left to its reader."""
+    check_plain(path)
     try:
         stored = pq.read_schema(path).names
     except (OSError, ValueError, pa.ArrowException):
