@@ -23,9 +23,11 @@ from vlm_rl.data_prep.card import licence_of
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.errors import UserError
 from vlm_rl.rewards.judge import read_prompt
+from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import read_manifest
 from vlm_rl.samplers.remote.fleet import read_addresses, read_token
+from vlm_rl.samplers.remote.serve import token_path
 from vlm_rl.types import Problem
 from vlm_rl.untrusted.plain_files import check_plain_tree
 
@@ -181,6 +183,10 @@ def test_links_in_a_circle_are_named_and_cost_a_set_one_row(
     (circle := tmp_path / "circle.png").symlink_to("circle.png")
     assert main(["export", str(circle), "--out", str(tmp_path / "model")]) == 2
     assert f"{circle} is a link that leads back to itself" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is a link that leads back to itself"):
+        find_checkpoint(circle)  # as train.start_from does
+    with pytest.raises(UserError, match="is a link that leads back to itself"):
+        token_path(str(circle))
     rows = "".join(json.dumps({"id": n, "q": "<image> How many?", "a": "3", "i": f"{n}.png"}) + "\n" for n in "ab")
     (raw := tmp_path / "raw").mkdir()
     (raw / "rows.jsonl").write_text(rows)

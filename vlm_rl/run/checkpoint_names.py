@@ -11,6 +11,7 @@ from typing import Literal
 
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import locate_model
+from vlm_rl.plain_files import check_plain
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 LATEST: Literal["latest"] = "latest"
@@ -38,6 +39,7 @@ def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
 
     Raises UserError where there is none.
     """
+    check_plain(path)
     if path.resolve().parent.name == "checkpoints" and path.is_dir():
         return RunDirectory.of_any_kind(path.resolve().parents[1]), path
     folder, step = _run_and_step(path) or (path, None)

@@ -24,6 +24,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
+from vlm_rl.plain_files import check_plain
 from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm.options import (
     batch_invariance,
@@ -159,8 +160,10 @@ def _has_vllm_script() -> bool:
 
 
 def token_path(setting: str) -> Path:
-    """Return the absolute path of rollout.server_token."""
-    return Path(setting).expanduser().resolve()
+    """Return the absolute path of rollout.server_token. Raises UserError as check_plain does."""
+    path = Path(setting).expanduser()
+    check_plain(path)
+    return path.resolve()
 
 
 def create_token(path: Path) -> None:
