@@ -16,8 +16,6 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.demo.live.ask_queue import MAX_COLUMNS, AskQueue, AskState, Limits
@@ -91,7 +89,7 @@ def read_examples(runs: Sequence[RunDirectory]) -> list[LiveExample]:
     """Return the first problems with exactly one stored picture of each benchmark, at most 12 in all."""
     by_benchmark: dict[str, list[LiveExample]] = {}
     for run in runs:
-        with suppress(UserError, OSError, ValueError, KeyError, pa.ArrowException):
+        with suppress(*UNREADABLE):
             sets = run.config().data.eval
             for result in run.evals():
                 if result.benchmark not in by_benchmark:
@@ -102,10 +100,8 @@ def read_examples(runs: Sequence[RunDirectory]) -> list[LiveExample]:
 
 
 def _first_examples(result: EvalResult, sets: Sequence[str]) -> list[LiveExample]:
-    with pq.ParquetFile(result.path) as file:
-        batch = next(file.iter_batches(batch_size=64, columns=["problem_id", "question", "image", "gold"]), None)
     examples: dict[str, LiveExample] = {}
-    for row in [] if batch is None else batch.to_pylist():
+    for row in result.first_rows(64, ["problem_id", "question", "image", "gold"]).to_pylist():
         if len(row["image"] or ()) == 1:
             with suppress(UserError):
                 decode_image(row["image"][0], where=row["problem_id"])

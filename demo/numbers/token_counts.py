@@ -11,6 +11,7 @@ by a hundred, six times). So a process with limits counts. A tokenizer that went
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -103,8 +104,9 @@ def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
     checkpoints = run / "checkpoints"
     others = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
     for folder in (checkpoints / f"step-{step:06d}", *others, Path(model), run):
-        if (folder / "tokenizer.json").is_file():
-            return (folder / "tokenizer.json").resolve()
+        with suppress(OSError, ValueError):  # of a name that is too long
+            if (folder / "tokenizer.json").is_file():
+                return (folder / "tokenizer.json").resolve()
     return None
 
 

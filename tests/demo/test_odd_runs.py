@@ -23,6 +23,7 @@ from tests.helpers.example_run import build_run
 from tests.helpers.rotation import todays
 from tests.helpers.served import Served
 from vlm_rl.demo.files.export import MEDIA_TYPES, export
+from vlm_rl.demo.live.panel import read_examples
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import TABS, UrlState
 from vlm_rl.demo.panels.lengths import lengths_panel
@@ -156,6 +157,20 @@ def test_a_damaged_file_of_one_run_leaves_the_others(tmp_path, name):
     assert str(broken.path / name) in shown
     alone = states.of(UrlState.parse("base=b@0&others=b@1"))
     assert alone.table.num_problems == 2 and not np.isnan(alone.table.base_rate_P).any()
+
+
+@pytest.mark.parametrize("value", [5, "x", [5], [[[1]]]])
+def test_images_of_other_types_are_no_examples(tmp_path, value):
+    run, other = (build_run(tmp_path / name, steps=1, num_problems=2) for name in ("a", "b"))
+    config = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(
+        config.replace("models/tiny", "x" * 5000)
+    )  # where a tokenizer is looked for
+    for path in run.path.glob("eval/*/*.parquet"):
+        rewrite(path, {"image": [value]})
+    examples = read_examples([run, other])
+    assert len(examples) == 2 and all(example.image for example in examples)
+    assert Library([run.path, other.path]).checkpoints["toy-test"]["a@0"].counter is None
 
 
 def test_a_run_whose_names_are_not_utf8_leaves_the_others(tmp_path):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from vlm_rl.config import recorded_template
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import LATER_COLUMNS, READ_SCHEMA
-from vlm_rl.run.run_files import read_records
+from vlm_rl.run.run_files import first_records, read_records
 from vlm_rl.templates import Template
 
 
@@ -37,6 +37,11 @@ class EvalResult:
         """
         advice = "delete it, or evaluate again"
         return read_records(self.path, columns, READ_SCHEMA, later=LATER_COLUMNS, advice=advice)
+
+    def first_rows(self, count: int, columns: Sequence[str]) -> pa.Table:
+        """Return the first records, `count` at most, as `rows` does, without reading the whole file."""
+        advice = "delete it, or evaluate again"
+        return first_records(self.path, count, columns, READ_SCHEMA, later=LATER_COLUMNS, advice=advice)
 
     @property
     def accuracy(self) -> float:

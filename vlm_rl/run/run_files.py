@@ -65,8 +65,34 @@ def read_records(
 
     Raises UserError for a damaged file, a column of a different type, and a gap in one that has none.
     """
-    wanted = schema.names if columns is None else columns
     table = read_parquet(path, None if columns is None else stored_columns(path, columns, later=later), advice)
+    return typed_records(table, path, columns, schema, later=later, advice=advice)
+
+
+def first_records(
+    path: Path, count: int, columns: Sequence[str], schema: pa.Schema, *, later: Container[str], advice: str
+) -> pa.Table:
+    """Return the first records of a file, `count` at most, as read_records does."""
+    try:
+        with pq.ParquetFile(path) as file:
+            batch = next(file.iter_batches(batch_size=count, columns=list(columns)), None)
+            table = file.schema_arrow.empty_table() if batch is None else pa.Table.from_batches([batch])
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
+    return typed_records(table, path, columns, schema, later=later, advice=advice)
+
+
+def typed_records(
+    table: pa.Table,
+    path: Path,
+    columns: Sequence[str] | None,
+    schema: pa.Schema,
+    *,
+    later: Container[str],
+    advice: str,
+) -> pa.Table:
+    """Return the table of a file in the types of a schema; see read_records."""
+    wanted = schema.names if columns is None else columns
     typed = {}
     for name in (name for name in schema.names if name in wanted):
         places = table.schema.get_all_field_indices(name)

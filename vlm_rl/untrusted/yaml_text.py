@@ -50,6 +50,8 @@ def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
         return known[node]
     if isinstance(node, yaml.ScalarNode):
         node.value.encode()  # a ValueError for half of a surrogate pair, which no page and no file can hold
+        if "\0" in node.value:
+            raise ValueError(f"line {node.start_mark.line + 1}: a text with a zero, which no name of a file can hold")
     if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag.endswith((":int", ":float")):
         raise ValueError(f"line {node.start_mark.line + 1}: a number of {len(node.value)} digits")
     return 1
