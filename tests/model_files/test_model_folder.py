@@ -179,6 +179,10 @@ LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
         "has a quantization_config",
     ),
     "kernel": (lambda f: set_key(f, "_attn_implementation", "someone/kernel"), "run a kernel from a hub"),
+    "inner kernel": (
+        lambda f: set_key(f, "_attn_implementation_internal", {"text_config": "someone/kernel"}, "text_config"),
+        "run a kernel from a hub",
+    ),
     "version": (
         lambda f: set_key(f, "configuration_files", ["config.4.0.0.json"]),
         "has configuration_files",
@@ -341,3 +345,18 @@ def test_a_tokenizer_that_multiplies_a_text_is_refused(folder: Path, part: str, 
     with pytest.raises(UserError, match=message):
         check_model_folder(folder)
         open_tokenizer(str(folder), is_vision=True)
+
+
+def test_parts_of_a_tokenizer_that_multiply_together_are_refused(folder: Path) -> None:
+    """None does so by more than 64, and 16,000 characters would take 1.4 GB."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
+    normalizer = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 64}
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [byte_level] * 3}
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    for alone in ({"normalizer": normalizer, "pre_tokenizer": None}, {"pre_tokenizer": pre_tokenizer}):
+        (folder / "tokenizer.json").write_text(json.dumps(tree | alone))
+        check_model_folder(folder)
+    together = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
+    (folder / "tokenizer.json").write_text(json.dumps(tree | together))
+    with pytest.raises(UserError, match=r"pre_tokenizer, model together make a text up to 4\.1e\+03 times as long"):
+        check_model_folder(folder)

@@ -216,7 +216,7 @@ def _check_config(file: Path) -> None:
     for key, value in _items(tree):
         if key in _REFUSED_KEYS and value is not None:
             raise UserError(f"model.path: {file} has {_REFUSED_KEYS[key]}")
-        if key.endswith("_implementation") and "/" in str(value):
+        if "_implementation" in key and "/" in str(value):
             raise UserError(
                 f"model.path: {file} has {key} {value!r}, which asks to run a kernel from a hub: remove the entry"
             )

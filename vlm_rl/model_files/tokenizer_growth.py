@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.untrusted.json_object import read_object
 
 _MOST = 64  # times the characters of a text; published tokenizers put one character in the place of one
+_MOST_TOGETHER = 128  # of the parts that encode; XLM-R's come to 72, since Unicode has a character for 18 others
+_ENCODING = ("normalizer", "pre_tokenizer", "model")  # one after the other
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders")  # of a part that is a sequence of others
 _BYTES = 4  # of a character in UTF-8, each of which becomes a character of its own
 
@@ -29,6 +32,11 @@ def check_growth(file: Path) -> None:
                 f"model.path: {file}: its {part} makes a text up to {factor:.3g} times as long: "
                 "use a different tokenizer"
             )
+    if (factor := math.prod(grown[part] for part in _ENCODING)) > _MOST_TOGETHER:
+        raise UserError(
+            f"model.path: {file}: its {', '.join(_ENCODING)} together make a text up to {factor:.3g} times as long: "
+            "use a different tokenizer"
+        )
 
 
 def _growth(part: Any) -> float:
