@@ -388,6 +388,10 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "demo/test_odd_runs.py",
             "attack: a run written while the demo shows it",
         ],
+        "broken runs and replies that no page can hold leave the others as they are": [
+            "attack: broken runs beside a good one",
+            "attack: a reply of a model server that no page can hold",
+        ],
     },
     "Tools and many turns": {
         "sampled tokens are never decoded and encoded again": [
