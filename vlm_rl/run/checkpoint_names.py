@@ -11,8 +11,8 @@ from typing import Literal
 
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import locate_model
-from vlm_rl.plain_files import check_plain
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.untrusted.plain_files import check_plain
 
 LATEST: Literal["latest"] = "latest"
 BEST: Literal["best"] = "best"

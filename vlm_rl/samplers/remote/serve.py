@@ -24,7 +24,6 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
-from vlm_rl.plain_files import check_plain
 from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm.options import (
     batch_invariance,
@@ -34,6 +33,7 @@ from vlm_rl.samplers.vllm.options import (
     start_note,
 )
 from vlm_rl.samplers.vllm.start import refusals_of_a_server
+from vlm_rl.untrusted.plain_files import check_plain
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
