@@ -31,10 +31,21 @@ def read_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load) -> Any:
         return load(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(_told(error)) from None
     except (LookupError, AttributeError, TypeError, OverflowError) as error:  # what int(), a dict or a match raises
         raise ValueError(f"a value is not what its tag or its form says ({error!r})") from None
     except Exception as error:  # PyYAML's, a loader's, and whatever else the constructor of a value raises
         raise ValueError(" ".join(str(error).split())[:_MOST_TOLD]) from None
+
+
+def _told(error: yaml.MarkedYAMLError) -> str:
+    """Return the place and the problem, without the lines of the text that PyYAML quotes."""
+    mark, begun = error.problem_mark or error.context_mark, error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    since = f" of line {begun.line + 1}" if mark and begun and begun.line != mark.line else ""
+    parts = [part for part in (error.context and error.context + since, error.problem) if part]
+    return " ".join(f"{place}{', '.join(parts)}".split())[:_MOST_TOLD]
 
 
 def _expanded(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
