@@ -105,7 +105,7 @@ def problem_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, ProblemScore]
         scores[name] = ProblemScore(
             score=sum(row["verdict"] == "correct" for row in samples) / len(samples),
             length=sum(lengths) / len(lengths) if lengths else None,
-            category=samples[0].get("category") or "",
+            category=str(samples[0].get("category") or ""),
             cluster=None if (cluster := samples[0].get("cluster")) is None else str(cluster),
         )
     return scores

@@ -7,6 +7,7 @@ import json
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -193,6 +194,50 @@ def test_the_command_compares_clusters_of_new_files_and_reads_older_ones(
     assert "exact sign test p = 1" in capsys.readouterr().out
 
 
+ODD = [
+    ({"headline": "own"}, "its headline 'own' has no score"),
+    ({"headline": ["own"]}, "has no score"),
+    ({"headline": "own", "scores": {"own": {"n": 4, "score": "1", "interval": [0, 1]}}}, "has no score"),
+    ({"headline": "own", "scores": {"own": {"n": 4, "score": 1, "interval": None}}}, "has no score"),
+    ({"headline_parts": {"p0": "1"}}, "has no score"),
+    ({"headline_parts": [1]}, "has no score"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), ODD)
+def test_scores_that_somebody_sent_are_numbers_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], told: str
+) -> None:
+    good = records(tmp_path / "good" / "set" / "a.parquet", "0011", 5)
+    rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": ["c"]} for i in range(4)]
+    (tmp_path / "score.json").write_text(json.dumps({"benchmark": "set", "rows": rows} | change))
+    file = records(tmp_path / "run" / "eval" / "set" / "step-000000.parquet", "0011", 5)
+    file.with_suffix(".json").write_text(json.dumps(change))
+    for odd in (tmp_path / "score.json", tmp_path / "run", file):
+        assert main(["eval", "compare", str(good), str(odd)]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("compare", "GOOD", "ODD"), ("export", "ODD", "--out", "OUT")])
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("verdict", [[1], [2], [3], [4]]), ("category", [{"a": 1}] * 4), ("problem_id", [None] * 4)],
+)
+def test_records_of_other_types_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], column: str, values: list[Any]
+) -> None:
+    odd = records(tmp_path / "odd" / "set" / "a.parquet", "0011", 5)
+    table = pq.read_table(odd)
+    for name in ("question", "gold", "response", "extracted"):
+        table = table.append_column(name, pa.array(["x"] * 4))
+    table = table.append_column("sample_index", pa.array([0] * 4))
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, pa.array(values)), odd)
+    places = {"GOOD": records(tmp_path / "good" / "set" / "a.parquet", "0011", 5), "ODD": odd, "OUT": tmp_path / "o"}
+    more = ["--to", "vlmevalkit"] if command[0] == "export" else []
+    assert main(["eval", *(str(places.get(word, word)) for word in command), *more]) == 2
+    assert f"a.parquet: column {column} " in capsys.readouterr().err
+
+
 def test_a_third_result_says_what_is_hard_medium_and_easy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By its share of right responses, of twelve: 0, 3, 4, 8 and 9; a third and two thirds are medium."""
     rows = [
@@ -325,8 +370,8 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
         (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
         (["a.parquet", "folder"], ["folder", "no results in it"]),
         (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
-        (["a.parquet", "bare.json"], ["bare.json: neither records", "'scores'"]),
-        (["beside.parquet", "a.parquet"], ["beside.parquet: neither records", "'scores'"]),
+        (["a.parquet", "bare.json"], ["bare.json: its headline 'score_strict' has no score", "score again"]),
+        (["beside.parquet", "a.parquet"], ["beside.json: its headline 'score_strict' has no score", "evaluate"]),
         (["a.parquet", "empty.json"], ["empty.json: the result on a has no rows", "score again"]),
         (["empty.parquet", "a.parquet"], ["empty.parquet: the result on", "has no rows", "evaluate"]),
         (["a.parquet", "a.parquet", "--by-pass-rate", "b.parquet"], ["b.parquet", "no problem of", "in common"]),

@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.run.eval_record import LATER_COLUMNS
-from vlm_rl.run.run_files import stored_columns, write_atomically
+from vlm_rl.run.eval_record import LATER_COLUMNS, READ_SCHEMA
+from vlm_rl.run.run_files import read_records, write_atomically
 from vlm_rl.stats import score_interval
 from vlm_rl.untrusted.json_object import read_object
 
@@ -36,6 +35,7 @@ _SETTINGS = (
     *("rule", "template", "template_record", "images", "sampling", "dtype", "min_pixels", "max_pixels"),
     *("data_sha256", "grader_version"),
 )
+_ADVICE = "give the folder or the Parquet file of vlm-rl eval, or the file of vlm-rl score --json"
 _MOST_LINES = 40  # categories that are printed
 _HARD, _EASY = 1 / 3, 2 / 3  # ours: below and above these pass rates; between them is medium
 
@@ -222,39 +222,46 @@ def read_results(path: Path) -> dict[str, SetResult]:
         newest = {result.benchmark: result for result in sorted(RunDirectory(path).evals(), key=lambda r: r.step)}
         if not newest:
             raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
-        return {name: _of_records(result.rows(_COLUMNS), result.summary) for name, result in newest.items()}
+        return {
+            name: _of_records(result.rows(_COLUMNS), result.summary, result.path.with_suffix(".json"))
+            for name, result in newest.items()
+        }
     if not path.is_file():
         raise UserError(f"{path}: there is no such file or folder; check the path")
     try:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
-            summary = _summary_in(beside) if beside.is_file() else {}
-            rows = pq.read_table(path, columns=stored_columns(path, _COLUMNS, later=LATER_COLUMNS))
-            return {path.parent.name: _of_records(rows, summary)}
-        tree = _summary_in(path)
-        return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, pa.ArrowException) as error:
+            summary = read_object(beside.read_bytes()) if beside.is_file() else {}
+            rows = read_records(path, _COLUMNS, READ_SCHEMA, later=LATER_COLUMNS, advice=_ADVICE)
+            return {path.parent.name: _of_records(rows, summary, beside)}
+        tree = read_object(path.read_bytes())
+        return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), _checked(tree, path))}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
         raise UserError(
             f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score "
-            f"({type(error).__name__}: {' '.join(str(error).split()):.120}): "
-            "give the folder or the Parquet file of vlm-rl eval, or the file of vlm-rl score --json"
+            f"({type(error).__name__}: {' '.join(str(error).split()):.120}): {_ADVICE}"
         ) from None
 
 
-def _summary_in(path: Path) -> dict[str, Any]:
-    """Return a result's JSON. Raises KeyError where its headline has no score, and what its reader raises."""
-    tree = read_object(path.read_bytes())
-    headline = tree.get("headline", "accuracy")
-    if headline != "accuracy" and not tree["scores"][headline].keys() >= {"score", "interval", "n"}:
-        raise KeyError(headline)
-    return tree
-
-
-def _of_records(records: pa.Table, summary: Mapping[str, Any]) -> SetResult:
+def _of_records(records: pa.Table, summary: Mapping[str, Any], where: Path) -> SetResult:
     """Read the records under the benchmark's own ids, which `vlm-rl score` uses."""
     prefix = f"{summary.get('benchmark', '')}-"
     scores = problem_scores(records.to_pylist())
-    return SetResult({name.removeprefix(prefix): score for name, score in scores.items()}, summary)
+    return SetResult({name.removeprefix(prefix): one for name, one in scores.items()}, _checked(summary, where))
+
+
+def _checked(summary: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """Return a result's summary. Raises UserError where its headline or the parts of that are no scores."""
+    headline, numbers = summary.get("headline", "accuracy"), []
+    try:
+        if headline != "accuracy" and (own := summary["scores"][headline])["n"]:
+            numbers += [own["n"], own["score"], *own["interval"]]
+        numbers += summary.get("headline_parts", {}).values()
+    except (KeyError, TypeError, AttributeError):
+        numbers.append(None)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise UserError(f"{where}: its headline {headline!r:.80} has no score; evaluate or score again")
+    return summary
 
 
 def _changed(a: Scores, b: Scores) -> dict[str, list[str]]:

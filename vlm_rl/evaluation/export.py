@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from vlm_rl.errors import UserError
-from vlm_rl.run.run_files import write_atomically
+from vlm_rl.run.eval_record import READ_SCHEMA
+from vlm_rl.run.run_files import read_records, write_atomically
 
 Record = Mapping[str, Any]
 
@@ -27,10 +25,8 @@ _COLUMNS = ["problem_id", "sample_index", "question", "gold", "response", "extra
 
 def export_records(options: argparse.Namespace) -> Path:
     """Write the records of one Parquet file in the chosen format. Raises UserError if they cannot be read."""
-    try:
-        rows = pq.read_table(options.records, columns=_COLUMNS).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{options.records}: cannot be read as records of vlm-rl eval: {error}") from None
+    advice = "give a Parquet file of vlm-rl eval"
+    rows = read_records(options.records, _COLUMNS, READ_SCHEMA, later=(), advice=advice).to_pylist()
     if not rows:
         raise UserError(f"{options.records}: holds no records; run the evaluation again")
     text = FORMATS[options.to](rows)

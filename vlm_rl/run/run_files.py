@@ -73,9 +73,10 @@ def first_records(
     path: Path, count: int, columns: Sequence[str], schema: pa.Schema, *, later: Container[str], advice: str
 ) -> pa.Table:
     """Return the first records of a file, `count` at most, as read_records does."""
+    there = stored_columns(path, columns, later=later)
     try:
         with pq.ParquetFile(path) as file:
-            batch = next(file.iter_batches(batch_size=count, columns=list(columns)), None)
+            batch = next(file.iter_batches(batch_size=count, columns=there), None)
             table = file.schema_arrow.empty_table() if batch is None else pa.Table.from_batches([batch])
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
