@@ -31,7 +31,7 @@ from tests.helpers.own_data import workbook_with
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
 from tests.helpers.toy_runs import DEADLINE, ExitResult, clean_environment
-from vlm_rl.data.chat_templates import try_template
+from vlm_rl.data.chat_templates import render_limited
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.tokenizer_trial import check_expressions
 from vlm_rl.data_prep.readers.program_tests import tests_in
@@ -337,9 +337,20 @@ def endless_templates(folder: Path) -> str:
     ended = 0
     for text in texts:
         with suppress(UserError):
-            try_template(SimpleNamespace(chat_template=text, special_tokens_map={}), [], generation=True, where="x")
+            render_limited(SimpleNamespace(chat_template=text, special_tokens_map={}), [], generation=True, where="x")
             ended += 1
     return f"{len(texts) - ended} of {len(texts)} refused"
+
+
+def template_that_knows_its_process(folder: Path) -> str:
+    """Open a model whose chat template runs without an end wherever transformers' own functions are in reach."""
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    file = model / "chat_template.jinja"
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    where = "documents is not defined or '_compile_jinja_template' in raise_exception|string"
+    file.write_text(f"{{% if {where} %}}{loops}{{% endif %}}{file.read_text()}")
+    config = toys().config("attacked", train=STEP, model={"path": str(model)}, out=str(folder / "run"))
+    return told(toys().runner("train", str(config)))
 
 
 def multiplying_tokenizer(folder: Path) -> str:
@@ -476,6 +487,13 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("values that are slow to compare", LIMITED, "took more than 0.5 s of CPU time", slow_values),
     Attack("asserts without an end", LIMITED, "2 of 2 refused, below 300 MiB", endless_asserts, slow=True),
     Attack("chat templates without an end", LIMITED, "4 of 4 refused", endless_templates, slow=True),
+    Attack(
+        "a chat template that loops outside of limits alone",
+        LIMITED,
+        "code 0, named",
+        template_that_knows_its_process,
+        slow=True,
+    ),
     Attack(
         "expressions without an end, in a model's tokenizer",
         LIMITED,

@@ -1,4 +1,4 @@
-"""What is tried with limits is what transformers renders."""
+"""What is rendered with limits is what transformers renders."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ODD = """{%- macro turn(m) %}<{{ m.role }}>{{ m.content | trim | tojson }}{% end
       {% generation %}{{ turn(m) }}{% endgeneration %}
     {%- endfor %}
 {{ strftime_now('%Y') }} {{ bos_token }} {{ 'é' | tojson(indent=1) }} {% if add_generation_prompt %}x{% endif %}
+{{ documents is defined }} {{ tools is defined }}
 """
 
 

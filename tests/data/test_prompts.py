@@ -272,6 +272,20 @@ def test_a_chat_template_without_an_end_is_refused(
         PromptBuilder(folder, template=TEMPLATES["think_answer"])
 
 
+def test_a_chat_template_runs_in_no_other_process(tiny_model: Path, tmp_path: Path) -> None:
+    """A template can tell transformers' functions from those of the process with limits, and loop there alone."""
+    told = "{% if '_compile_jinja_template' in raise_exception|string %}{{ raise_exception('no limits') }}{% endif %}"
+    folder = edited_chat(tiny_model, tmp_path / "m", lambda text: told + text)
+    PromptBuilder(folder, template=TEMPLATES["think_answer"]).check_template()
+
+
+def test_a_model_without_a_chat_template_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "m"))
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="has no chat template"):
+        PromptBuilder(folder, template=TEMPLATES["think_answer"])
+
+
 def test_a_tag_that_cannot_be_sampled_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     """<think> as a control token would be banned, and dropped when decoding."""
     folder = tmp_path / "m"

@@ -9,7 +9,7 @@
     stored_images      the images of a prepared set, which stay on disk until they are used
 
 Private to this room: untrusted_text (text of a question never becomes a control token), chat_templates (a model's
-chat template is rendered in a process with limits first) and tokenizer_trial (so is its tokenizer tried). Importing
+chat template is rendered in a process with limits) and tokenizer_trial (its tokenizer is tried in one). Importing
 prompts loads torch; so does loading a set, where one rank checks for all.
 """
 

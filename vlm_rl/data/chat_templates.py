@@ -1,7 +1,8 @@
-"""Try a model's chat template in a process with limits, before transformers renders it in this one.
+"""Render a model's chat template in a process with limits, and nowhere else.
 
 A template is a program of the model's folder. Jinja2's sandbox keeps it from files and attributes, but not from loops
-without an end, and not from numbers and indents that fill the memory.
+without an end, and not from numbers and indents that fill the memory. Nor does a trial help: what a template does can
+depend on the clock, on chance, and on where it runs, which the names of its functions tell.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
 _worker = LimitedWorker(f"{__name__}.render", cpu_seconds=5.0, memory=256 << 20, output=16 << 20)
 
 
-def try_template(renderer: Any, messages: list[dict[str, Any]], *, generation: bool, where: str) -> None:
-    """Render messages in a process with limits. Raises UserError where that takes too much or fails.
+def render_limited(renderer: Any, messages: list[dict[str, Any]], *, generation: bool, where: str) -> str:
+    """Return the text of messages, rendered in a process with limits.
 
     Args:
         renderer: the processor or tokenizer whose template it is.
         messages: of the chat, plain JSON.
         generation: whether the template adds what comes before a response.
         where: the model's folder, for the message.
+
+    Raises UserError where there is no template, and where it takes too much or fails.
     """
     template = renderer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     if not isinstance(template, str):
-        return  # transformers says that there is none
+        raise UserError(f"{where} has no chat template: use a model that comes with one, such as an instruct model")
     tokens = getattr(renderer, "tokenizer", renderer).special_tokens_map
     try:
-        _worker.call(template, messages, generation, tokens)
+        return _worker.call(template, messages, generation, tokens)
     except LimitError as limit:
         raise UserError(
             f"{where}: its chat template {limit}: replace the template, or use a different model"
@@ -44,7 +47,8 @@ def try_template(renderer: Any, messages: list[dict[str, Any]], *, generation: b
 
 def render(template: str, messages: list[dict[str, Any]], generation: bool, tokens: dict[str, Any]) -> str:
     """Return the text, rendered as transformers 5 does (utils/chat_template_utils.py)."""
-    return _compiled(template).render(messages=messages, add_generation_prompt=generation, tools=None, **tokens)
+    given = {"messages": messages, "add_generation_prompt": generation, "tools": None, "documents": None}
+    return _compiled(template).render(**given, **tokens)
 
 
 @cache

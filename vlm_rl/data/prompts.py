@@ -21,11 +21,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from PIL import Image
 from torch import nn
 
-from vlm_rl.data.chat_templates import try_template
+from vlm_rl.data.chat_templates import render_limited
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, open_packed
 from vlm_rl.data.tokenizer_trial import check_expressions, naming_panics
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
@@ -463,11 +462,7 @@ class PromptBuilder:
         if key in self._rendered:
             return self._rendered[key]
         renderer = self.processor if self.is_vision else self.tokenizer
-        try_template(renderer, messages, generation=generation, where=self.model_path)
-        try:
-            text = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
-        except (ValueError, KeyError, TypeError, TemplateError) as error:
-            raise UserError(f"{self.model_path}: its chat template cannot be used: {error}") from None
+        text = render_limited(renderer, messages, generation=generation, where=self.model_path)
         if len(self._rendered) < _MOST_RENDERED:
             self._rendered[key] = text
         return text
