@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.helpers.images import (
     jpeg_with,
     many_scans,
     noise,
+    one_row_png,
     png_with,
     repeating_exif,
     sixteen_bit_grey,
@@ -26,6 +29,7 @@ from tests.helpers.images import (
 from vlm_rl.data.images import TEST_LIMITS, ImageLimits, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.errors import UserError
 
+PROFILE = b"a\0\0" + zlib.compress(bytes(1000))  # of a PNG: its name, how it is packed
 RANGE = {"min_pixels": 3136, "max_pixels": 1_003_520}
 
 
@@ -170,9 +174,43 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch, scans
 
 
 @pytest.mark.parametrize(
+    ("bits", "samples", "key", "expected"),
+    [
+        (1, [0, 1], 0, [255, 255]),
+        (2, [0, 1, 2, 3], 1, [0, 255, 170, 255]),
+        (4, [5, 10], 5, [255, 170]),
+        (8, [5, 10], 5, [255, 10]),
+        (16, [5 * 257, 10 * 257, 5 * 257 + 1], 5 * 257, [255, 10, 5]),
+    ],
+)
+def test_the_transparent_grey_of_a_png_is_white_at_any_depth(bits, samples, key, expected):
+    image = decode_image(one_row_png(samples, bits=bits, transparent=[key]), where="x", limits=TEST_LIMITS)
+    assert np.asarray(image).tolist() == [[[value] * 3 for value in expected]]
+
+
+def test_the_transparent_colour_of_a_png_of_16_bits_is_white():
+    key, other = [0x0201, 0x0403, 0x0605], [0x0807, 0x0A09, 0x0C0B]
+    data = one_row_png([*key, *other], bits=16, channels=3, transparent=key)
+    assert np.asarray(decode_image(data, where="x", limits=TEST_LIMITS)).tolist() == [[[255] * 3, [8, 10, 12]]]
+
+
+def test_a_png_whose_pixels_are_a_part_of_it_is_refused():
+    """Pillow would move the pixels into the frame that an animation's chunk names."""
+    plain = png_with(b"", times=0)
+    parts = (
+        png_with(b"acTL", struct.pack(">II", 1, 0)),
+        png_with(b"fcTL", struct.pack(">IIIIIHHBB", 0, 1, 1, 9, 9, 0, 0, 0, 0)),
+    )
+    data = plain[:33] + b"".join(part[33 : len(part) - len(plain) + 33] for part in parts) + plain[33:]
+    with pytest.raises(UserError, match=r"^x: the image is an animation's frame of a part of it"):
+        decode_image(data, where="x")
+
+
+@pytest.mark.parametrize(
     ("few", "many", "message"),
     [
         (png_with(b"teSt", times=10_000), png_with(b"teSt", times=20_000), "a PNG of more than 20000 chunks"),
+        (png_with(b"iCCP", PROFILE, times=16), png_with(b"iCCP", PROFILE, times=17), "more than 16 colour profiles"),
         (jpeg_with(b"\xff\xfe\0\2", times=10_000), jpeg_with(b"\xff\xfe\0\2", times=20_000), "more than 20000 segm"),
         (jpeg_with(b"\xff" * 60_000), jpeg_with(b"\xff" * 70_000), "65536 bytes between them"),
         (jpeg_with(b"\xff\xd0\1\1" * 9_000), jpeg_with(b"\xff\xf0\0\x99" + bytes(70_000)), "65536 bytes between"),
@@ -192,7 +230,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch, scans
             "70006 bytes of EXIF",
         ),
     ],
-    ids=["chunks", "segments", "fill", "junk", "eXIf", "Exif", "text"],
+    ids=["chunks", "profiles", "segments", "fill", "junk", "eXIf", "Exif", "text"],
 )
 def test_what_takes_long_before_the_pixels_is_refused(few: bytes, many: bytes, message: str) -> None:
     assert decode_image(few, where="x").size == (64, 64)

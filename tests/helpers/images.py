@@ -40,24 +40,35 @@ def plain_png(width: int = 60, height: int = 60, colour: str = "red") -> bytes:
 
 def sixteen_bit_grey(value: int, side: int = 32) -> bytes:
     """Return a square 16-bit grey PNG, which Pillow cannot write."""
-    return _grey_png(side, side, 16, struct.pack(">H", value) * side)
+    return _png(side, side, 16, struct.pack(">H", value) * side)
 
 
 @cache
 def black_png(side: int) -> bytes:
     """Return a square black PNG of one bit a pixel: many pixels in few bytes, made in a fraction of Pillow's time."""
-    return _grey_png(side, side, 1, bytes((side + 7) // 8))
+    return _png(side, side, 1, bytes((side + 7) // 8))
 
 
-def _grey_png(width: int, height: int, bits: int, row: bytes) -> bytes:
+def one_row_png(samples: list[int], *, bits: int, channels: int = 1, transparent: list[int]) -> bytes:
+    """Return a PNG of one row, grey or of three channels, with a transparent colour; a sample has `bits` bits."""
+    number = 0
+    for sample in samples:
+        number = number << bits | sample
+    spare = -len(samples) * bits % 8
+    row = (number << spare).to_bytes((len(samples) * bits + spare) // 8, "big")
+    key = struct.pack(f">{channels}H", *transparent)
+    return _png(len(samples) // channels, 1, bits, row, kind=2 if channels == 3 else 0, chunks=_chunk(b"tRNS", key))
+
+
+def _png(width: int, height: int, bits: int, row: bytes, *, kind: int = 0, chunks: bytes = b"") -> bytes:
     """Return a PNG of equal rows: a zlib stream of filter bytes and samples."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
     pixels = zlib.compress((b"\0" + row) * height, level=1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + chunks + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
 def many_scans(scans: int, side: int) -> bytes:
@@ -69,8 +80,7 @@ def many_scans(scans: int, side: int) -> bytes:
 def png_with(name: bytes, content: bytes = b"", *, times: int = 1) -> bytes:
     """Return a PNG of 64 x 64 pixels with a chunk before them, so many times."""
     data = encoded(Image.new("RGB", (64, 64), "red"))
-    checksum = struct.pack(">I", zlib.crc32(name + content))
-    return data[:33] + (struct.pack(">I", len(content)) + name + content + checksum) * times + data[33:]
+    return data[:33] + _chunk(name, content) * times + data[33:]
 
 
 def jpeg_with(start: bytes, *, times: int = 1) -> bytes:

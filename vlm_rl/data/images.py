@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
@@ -53,6 +53,7 @@ _PNG_START = b"\x89PNG\r\n\x1a\n"
 _JPEG_SCAN = b"\xff\xda"  # begins a scan; compressed pixels never hold it
 _MAX_SCANS, _MAX_SCANNED_PIXELS = 1000, 10**9  # an encoder makes at most some dozens; about 2 seconds
 _MAX_PARTS = 20_000  # chunks of a PNG, which usually hold 8 KiB each, or segments before a JPEG's first scan
+_MAX_PROFILES = 16  # of a PNG, which may have one; each unpacks to 1 MiB
 _MAX_PADDING = 1 << 16  # bytes of a JPEG between its segments, which Pillow reads one by one
 _MAX_EXIF = 1 << 16  # bytes, as in a JPEG
 _MAX_EXIF_COPIES = 1 << 28  # bytes that its entries are, each of which may be all of it
@@ -91,7 +92,10 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
         _check_shape(image, where=where, limits=limits)
         if kind == "JPEG":
             _check_scans(data, image.width * image.height, where=where)
-        if kind == "PNG":  # load() ignores the chunks' checksums, and so takes some files that are cut or changed
+        if kind == "PNG":
+            _check_frame(image, where=where)
+            _scale_transparency(image)
+            # load() ignores the chunks' checksums, and so takes some files that are cut or changed
             _guarded(Image.open(io.BytesIO(data), formats=[kind]).verify, where)
         _guarded(image.load, where)
         metadata = set(image.info) & {"exif", "icc_profile", "xmp", "comment", "transparency", "mpoffset"}
@@ -240,14 +244,36 @@ def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None
 
 def _check_chunks(data: bytes, *, where: str) -> None:
     """Refuse a PNG of so many chunks that reading them takes longer than its pixels."""
-    position, count = len(_PNG_START), 0
+    position, count, profiles = len(_PNG_START), 0, 0
     while position + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, position)
-        position, count = position + 12 + length, count + 1
+        position, count, profiles = position + 12 + length, count + 1, profiles + (name == b"iCCP")
         if count > _MAX_PARTS:
             raise UserError(f"{where}: the image is a PNG of more than {_MAX_PARTS} chunks; save it again")
+        if profiles > _MAX_PROFILES:
+            raise UserError(
+                f"{where}: the image is a PNG of more than {_MAX_PROFILES} colour profiles; save it again"
+            )
         if name == b"IEND":
             return
+
+
+def _check_frame(image: Image.Image, *, where: str) -> None:
+    """Refuse a PNG whose pixels Pillow would put into a part of the image, as those of an animation's frame."""
+    if any(tile[1] != (0, 0, *image.size) for tile in getattr(image, "tile", ())):
+        raise UserError(f"{where}: the image is an animation's frame of a part of it; keep a single whole frame")
+
+
+def _scale_transparency(image: Image.Image) -> None:
+    """Bring a PNG's transparent colour, in samples of the file's bits, to those that Pillow makes of its pixels."""
+    key: Any = image.info.get("transparency")  # a sample, or one of each channel
+    tiles = getattr(image, "tile", ())
+    samples = tiles[0][3] if tiles and key is not None else ""
+    if samples in ("L;2", "L;4"):
+        most = 2 ** int(samples[-1]) - 1
+        image.info["transparency"] = (key & most) * 255 // most
+    elif samples == "RGB;16B":  # of pixels too, the high byte is what is kept
+        image.info["transparency"] = tuple(sample >> 8 for sample in key)
 
 
 def _check_segments(data: bytes, *, where: str) -> None:
@@ -307,6 +333,8 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own convert() would clip it to white
         grey = np.asarray(image).astype(np.float64) / 257.0
+        if (key := image.info.get("transparency")) is not None:
+            grey[np.asarray(image) == key] = 255.0
         return Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
