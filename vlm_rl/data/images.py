@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
@@ -266,9 +266,9 @@ def _check_frame(image: Image.Image, *, where: str) -> None:
 
 def _scale_transparency(image: Image.Image) -> None:
     """Bring a PNG's transparent colour, in samples of the file's bits, to those that Pillow makes of its pixels."""
-    key: Any = image.info.get("transparency")  # a sample, or one of each channel
-    tiles = getattr(image, "tile", ())
-    samples = tiles[0][3] if tiles and key is not None else ""
+    if (key := image.info.get("transparency")) is None:  # a sample, or one of each channel
+        return
+    samples = next((tile[3] for tile in getattr(image, "tile", ())), "")
     if samples in ("L;2", "L;4"):
         most = 2 ** int(samples[-1]) - 1
         image.info["transparency"] = (key & most) * 255 // most
