@@ -195,6 +195,7 @@ LEADS_ELSEWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "processor_config.json").write_text('{"audio_tokenizer": {}}'),
         "has an audio_tokenizer",
     ),
+    "backbone": (lambda f: set_key(f, "backbone", "somebody/model"), "has a backbone, which names a second model"),
     "speculators": (lambda f: set_key(f, "speculators_config", {"verifier": {}}), "has a speculators_config"),
     "compressed": (lambda f: set_key(f, "compression_config", {"bits": 4}), "has a compression_config"),
     "quantized beside": (lambda f: (f / "hf_quant_config.json").write_text("{}"), "has hf_quant_config.json"),
@@ -344,6 +345,14 @@ def test_a_tokenizer_that_multiplies_a_text_is_refused(folder: Path, part: str, 
         return
     with pytest.raises(UserError, match=message):
         check_model_folder(folder)
+        open_tokenizer(str(folder), is_vision=True)
+
+
+@pytest.mark.parametrize("named", ["AutoTokenizer", "AutoModel"])
+def test_a_processor_of_another_kind_is_refused(folder: Path, named: str) -> None:
+    """transformers takes any class of its own by name; these have no tokenizer."""
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": named}))
+    with pytest.raises(UserError, match="its tokenizer or processor cannot be opened"):
         open_tokenizer(str(folder), is_vision=True)
 
 

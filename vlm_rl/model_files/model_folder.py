@@ -201,6 +201,8 @@ _REFUSED_KEYS = {
     "tokenizer.json: give that file this name, and remove the entry",
     "audio_tokenizer": "an audio_tokenizer, which names a second model to load: models that read audio are not "
     "supported",
+    "backbone": "a backbone, which names a second model that transformers looks for on a hub: such models are not "
+    "supported, remove the entry",
     "speculators_config": "a speculators_config, for which vLLM loads another model in place of this one: use the "
     "model that it names, or remove the entry",
     "quantization_config": f"a quantization_config, {_QUANTIZED}",
@@ -348,13 +350,13 @@ def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
         if not is_vision:
             return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
+        return processor, processor.tokenizer  # a folder may name a class without one
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises plain Exceptions, and its panics are not even those
         raise UserError(
             f"model.path {model_path}: its tokenizer or processor cannot be opened: {reason_of(error)}"
         ) from None
-    return processor, processor.tokenizer
 
 
 def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
