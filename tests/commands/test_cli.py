@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors import safe_open
 
 import vlm_rl
 from tests.helpers.prepared_sets import write_problems
@@ -604,3 +606,17 @@ def test_a_process_leaves_its_ranks_at_its_end_and_not_before() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-2:] == ["after a command True", "at the end False"], done.stderr
+
+
+def test_a_library_that_hides_the_number_of_an_error_is_understood(tiny_model: Path) -> None:
+    """Safetensors opens a file twice, and raises a RuntimeError where there is no descriptor for the second time."""
+    low, high = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, high))
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            safe_open(tiny_model / "model.safetensors", framework="pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
+    assert cli.is_any_of(cli.FILE_LIMITS, caught.value) and not cli.is_any_of(cli.DISK_ERRORS, caught.value)
+    assert not cli.is_any_of(cli.FILE_LIMITS, OSError(errno.EIO, "Too many open files"))

@@ -369,3 +369,16 @@ def test_parts_of_a_tokenizer_that_multiply_together_are_refused(folder: Path) -
     (folder / "tokenizer.json").write_text(json.dumps(tree | together))
     with pytest.raises(UserError, match=r"pre_tokenizer, model together make a text up to 4\.1e\+03 times as long"):
         check_model_folder(folder)
+
+
+def test_the_tokenizer_that_was_checked_is_opened_beside_one_of_mistrals(
+    family_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers would take tekken.json for a model of this type, which nobody checked and vLLM is not given."""
+    common = Path(pytest.importorskip("mistral_common").__file__).parent
+    folder = Path(shutil.copytree(family_model("mistral"), tmp_path / "mistral"))
+    _, expected = open_tokenizer(str(folder), is_vision=False)
+    shutil.copy(common / "data" / "tekken_240911.json", folder / "tekken.json")
+    _, tokenizer = open_tokenizer(str(folder), is_vision=False)
+    assert tokenizer.get_vocab() == expected.get_vocab()
+    assert tokenizer.chat_template == expected.chat_template

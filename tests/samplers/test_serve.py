@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import runpy
 import shutil
 import socket
@@ -22,6 +23,7 @@ from vlm_rl.cli import main
 from vlm_rl.config import Config, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.remote.serve import serve, server_options
+from vlm_rl.samplers.remote.server_token import create_token, read_token
 
 
 @pytest.fixture
@@ -53,6 +55,27 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_started(
     with pytest.raises(UserError, match=r"model\.safetensors: tensor 'model\.norm\.weight' holds NaN or infinity"):
         serve(config, host="127.0.0.1", port=1, only_print=False)
     assert started == [] and not (tmp_path / "token").exists()
+
+
+def test_a_token_is_whole_or_not_there(tmp_path: Path) -> None:
+    """An empty file would be the token of every later server; a limit of file sizes stands for a full disk."""
+    token = tmp_path / "cache" / "token"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"server_token: .*token cannot be written: File too large"):
+            create_token(token)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(token.parent.iterdir())
+    create_token(token)
+    written = read_token(token)
+    create_token(token)  # that of a second server
+    assert read_token(token) == written and token.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in token.parent.iterdir()] == ["token"]
+    token.write_text("\n")
+    with pytest.raises(UserError, match="holds no token: remove it"):
+        create_token(token)
 
 
 def test_a_port_that_is_taken_is_said_before_the_weights_are_read(config: Config) -> None:

@@ -348,7 +348,8 @@ def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
 
     try:
         if not is_vision:
-            return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+            # False: the tokenizer.json that was checked, also where a tekken.json of Mistral's is beside it.
+            return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False, mistral_format=False)
         processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
         return processor, processor.tokenizer  # a folder may name a class without one
     except (KeyboardInterrupt, SystemExit):

@@ -81,7 +81,7 @@ def _stability(row: TableRow) -> dict[str, Any] | None:
     if row.rule == BASE or not (records := run.metrics()):
         return None
     evaluated = Path(row.config.data.eval[0]).name if row.config.data.eval else ""
-    moved = steadiness([result.summary["accuracy"] for result in run.evals(evaluated)]) if evaluated else None
+    moved = steadiness([result.accuracy for result in run.evals(evaluated)]) if evaluated else None
     spikes = spikes_of(records)
     return {
         "set": evaluated,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 
+from vlm_rl.run.run_files import for_readers
 from vlm_rl.types import Verdict
 
 
@@ -58,11 +59,8 @@ _COLUMN_TYPES: dict[Any, pa.DataType] = {
 _HINTS = get_type_hints(EvalRecord)
 
 EVAL_SCHEMA = pa.schema([(field.name, _COLUMN_TYPES[_HINTS[field.name]]) for field in fields(EvalRecord)])
-# The same for a reader, who has to know what is never missing: a run that somebody sent may hold anything.
-_GAPS = ("stop_reason", "category", "question", "reason", "path", "image_sha256")  # beside the optional ones
-READ_SCHEMA = pa.schema(
-    pa.field(field.name, field.type, nullable=type(None) in get_args(_HINTS[field.name]) or field.name in _GAPS)
-    for field in EVAL_SCHEMA
+READ_SCHEMA = for_readers(
+    EVAL_SCHEMA, _HINTS, gaps=("stop_reason", "category", "question", "reason", "path", "image_sha256")
 )
 LATER_COLUMNS: dict[str, Any] = {f.name: f.default for f in fields(EvalRecord) if f.default is not MISSING}
 

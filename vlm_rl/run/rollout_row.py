@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 
+from vlm_rl.run.run_files import for_readers
 from vlm_rl.run.turn_record import turns_column
 from vlm_rl.types import Group
 
@@ -60,13 +61,7 @@ ROLLOUT_SCHEMA = pa.schema(
         for field in fields(RolloutRow)
     ]
 )
-
-
-# The same for a reader: a run that somebody sent may have gaps anywhere.
-READ_ROLLOUT_SCHEMA = pa.schema(
-    pa.field(field.name, field.type, nullable=type(None) in get_args(_HINTS[field.name]) or field.name == "turns")
-    for field in ROLLOUT_SCHEMA
-)
+READ_ROLLOUT_SCHEMA = for_readers(ROLLOUT_SCHEMA, _HINTS, gaps=("turns",))
 LATER_ROLLOUT_COLUMNS = ("turns", "tokens", "visual_dependence")
 
 

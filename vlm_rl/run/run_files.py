@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +49,20 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # a file system that refused the file may refuse this too
             work.unlink(missing_ok=True)
+
+
+def for_readers(schema: pa.Schema, hints: Mapping[str, Any], *, gaps: Container[str] = ()) -> pa.Schema:
+    """Return the schema of records that somebody sent, which says what is never missing.
+
+    Args:
+        schema: of what is written.
+        hints: the types of the columns; those that may be None may be missing.
+        gaps: further columns that may be.
+    """
+    return pa.schema(
+        pa.field(field.name, field.type, nullable=type(None) in get_args(hints[field.name]) or field.name in gaps)
+        for field in schema
+    )
 
 
 def read_records(

@@ -22,7 +22,7 @@ from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.remote.serve import token_path
+from vlm_rl.samplers.remote.server_token import token_path
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
 from vlm_rl.samplers.vllm.options import batch_invariance
 from vlm_rl.types import Problem

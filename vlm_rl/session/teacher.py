@@ -29,7 +29,7 @@ from vlm_rl.model_files.model_folder import (
 )
 from vlm_rl.samplers.remote.client import ResponseScores
 from vlm_rl.samplers.remote.scoring import ScoreRequest, ScoringServers
-from vlm_rl.samplers.remote.serve import token_path
+from vlm_rl.samplers.remote.server_token import token_path
 from vlm_rl.samplers.remote.servers import ServersGoneError
 from vlm_rl.session.parts import load_frozen
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Group, Problem

@@ -5,6 +5,7 @@
     schedule  which server samples which group; loads nothing
     scoring   a teacher's log-probs of given responses
     client    the connection to one server, and what it answers
+    server_token  the file with the token that every route asks for
     timed_heads  connections that must say what they want in ten seconds
     gloo_link weights over TCP, from host memory to host memory
 
@@ -12,4 +13,4 @@ Private to this room: fleet (which servers answer and hold the current weights),
 sampling (the groups of a batch, from all of them) and background (batches that are sampled while others train).
 """
 
-__all__ = ["client", "gloo_link", "schedule", "scoring", "serve", "servers", "timed_heads"]
+__all__ = ["client", "gloo_link", "schedule", "scoring", "serve", "server_token", "servers", "timed_heads"]

@@ -19,6 +19,7 @@ from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
+from vlm_rl.samplers.remote.server_token import read_token
 from vlm_rl.untrusted.plain_files import read_small
 
 SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
@@ -220,17 +221,3 @@ def read_addresses(where: Sequence[str] | str | Path) -> list[str]:
         problem = f"{wrong[0]!r} is not an address such as http://127.0.0.1:8000" if wrong else "it names no server"
         raise UserError(f"rollout.servers: {where}: {problem}")
     return [line.rstrip("/") for line in lines]
-
-
-def read_token(path: Path) -> str:
-    """Return the servers' token. Raises UserError where there is none."""
-    try:
-        token = read_small(path).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"rollout.server_token: {path} cannot be read ({error}): `vlm-rl serve` writes it; copy it to machines "
-            "that share no home folder"
-        ) from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise UserError(f"rollout.server_token: {path} holds no token: remove it, and start the servers again")
-    return token

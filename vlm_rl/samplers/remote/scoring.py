@@ -21,7 +21,8 @@ from vlm_rl.samplers.remote.client import (
     connected,
     media_mismatch,
 )
-from vlm_rl.samplers.remote.fleet import SILENCE, ServersGoneError, read_token
+from vlm_rl.samplers.remote.fleet import SILENCE, ServersGoneError
+from vlm_rl.samplers.remote.server_token import read_token
 from vlm_rl.types import Prompt
 
 _SIDE_BY_SIDE = 4  # groups that one rank has asked a server for

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import runpy
-import secrets
 import shlex
 import socket
 import sys
@@ -25,6 +24,7 @@ from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
+from vlm_rl.samplers.remote.server_token import create_token, token_path
 from vlm_rl.samplers.vllm.options import (
     batch_invariance,
     engine_environment,
@@ -33,7 +33,6 @@ from vlm_rl.samplers.vllm.options import (
     start_note,
 )
 from vlm_rl.samplers.vllm.start import refusals_of_a_server
-from vlm_rl.untrusted.plain_files import check_plain
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
@@ -157,21 +156,3 @@ def _has_vllm_script() -> bool:
         return bool(version("vllm"))
     except PackageNotFoundError:
         return False
-
-
-def token_path(setting: str) -> Path:
-    """Return the absolute path of rollout.server_token. Raises UserError as check_plain does."""
-    path = Path(setting).expanduser()
-    check_plain(path)
-    return path.resolve()
-
-
-def create_token(path: Path) -> None:
-    """Write a random token that only this user can read, unless the file is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(file, "w") as out:
-        out.write(secrets.token_urlsafe(32) + "\n")

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http import auto
 
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.remote.server_token import read_token
 from vlm_rl.samplers.remote.timed_heads import TimedHeads
 from vlm_rl.samplers.vllm.options import prompt_request, sampling_options, scoring_options
 from vlm_rl.types import Video
@@ -45,11 +46,11 @@ auto.AutoHTTPProtocol = _TimedProtocol  # vLLM has no option for it, and uvicorn
 
 
 class RolloutEndpoint:
-    """The middleware. Raises OSError at the server's start where there is no token to read."""
+    """The middleware. Raises UserError at the server's start where there is no token."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.token = Path(os.environ[TOKEN_FILE]).read_text().strip()
+        self.token = read_token(Path(os.environ[TOKEN_FILE]))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer our own routes, and pass on vLLM's, once the token is right."""
