@@ -22,14 +22,10 @@ from vlm_rl.commands import measuring, papers, preparing, reporting, training
 from vlm_rl.commands.examples import examples_of
 from vlm_rl.commands.missing_library import install_advice
 from vlm_rl.commands.refusal import refuse
-from vlm_rl.errors import UserError
+from vlm_rl.errors import DISK_ERRORS, FILE_LIMITS, UserError, is_any_of
 from vlm_rl.untrusted.plain_files import check_plain, in_home
 
-# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
-# disk that is damaged or has gone, and too many open files. And where the error names a path: missing rights, and a
-# file in the place of a folder or the other way round.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
-FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
+# Where the error names a path: missing rights, and a file in the place of a folder or the other way round.
 PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -94,13 +90,6 @@ def _settled(value: Any) -> Any:
         value = Path(in_home(str(value)))
         check_plain(value)
     return value
-
-
-def is_any_of(numbers: Sequence[int], error: Exception) -> bool:
-    """Tell whether an error has one of these numbers, or the text of one: torch and safetensors raise that alone."""
-    if (number := getattr(error, "errno", None)) is not None:
-        return number in numbers
-    return any(os.strerror(number) in str(error) for number in numbers)
 
 
 def _refuse_hub_kernels() -> None:

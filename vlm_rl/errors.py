@@ -1,13 +1,20 @@
 """The two exceptions that are not faults of the program: a user's mistake, and a stop that was asked for.
 
-Beside them the words that messages share: what a misspelt name may have meant, and what a signal is called.
+Beside them what messages share: what no code can help, what a misspelt name may have meant, and a signal's name.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only, a
+# disk that is damaged or has gone, and too many open files.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 
 class UserError(Exception):
@@ -26,6 +33,13 @@ class StoppedError(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_STOPPED)
+
+
+def is_any_of(numbers: Sequence[int], error: Exception) -> bool:
+    """Tell whether an error has one of these numbers, or the text of one: torch and safetensors raise that alone."""
+    if (number := getattr(error, "errno", None)) is not None:
+        return number in numbers
+    return any(os.strerror(number) in str(error) for number in numbers)
 
 
 def near(name: str, known: Iterable[str], *, otherwise: str) -> str:

@@ -28,7 +28,7 @@ from vlm_rl.commands.refusal import refuse
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.errors import UserError
+from vlm_rl.errors import DISK_ERRORS, FILE_LIMITS, UserError, is_any_of
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.toy.virl_layout import write_virl
@@ -618,5 +618,5 @@ def test_a_library_that_hides_the_number_of_an_error_is_understood(tiny_model: P
             safe_open(tiny_model / "model.safetensors", framework="pt")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
-    assert cli.is_any_of(cli.FILE_LIMITS, caught.value) and not cli.is_any_of(cli.DISK_ERRORS, caught.value)
-    assert not cli.is_any_of(cli.FILE_LIMITS, OSError(errno.EIO, "Too many open files"))
+    assert is_any_of(FILE_LIMITS, caught.value) and not is_any_of(DISK_ERRORS, caught.value)
+    assert not is_any_of(FILE_LIMITS, OSError(errno.EIO, "Too many open files"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
+from tests.helpers import disks
 from vlm_rl.errors import UserError
 from vlm_rl.templates import CONTROL_TOKENS
 from vlm_rl.toy.tiny_model import VISIBLE_TOKENS, build_tiny_model, train_tokenizer
@@ -158,6 +159,18 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="already exists"):
         build_tiny_model(tmp_path)
+
+
+def test_a_full_disk_is_a_message_with_the_folder(tmp_path):
+    """Safetensors hides the number of the error."""
+    try:
+        with (
+            disks.small_disk(tmp_path / "small", kilobytes=64) as disk,
+            pytest.raises(UserError, match=f"{disk / 'model'} could not be written: .*No space left"),
+        ):
+            build_tiny_model(disk / "model")
+    except disks.CannotMountError as error:
+        pytest.skip(str(error))
 
 
 def test_weight_std_reaches_text_and_vision(tmp_path):

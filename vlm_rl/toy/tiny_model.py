@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.run.writing import writing
 from vlm_rl.templates import ANSWER, CONTROL_TOKENS, END_ANSWER, END_THINK, THINK
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def build_tiny_model(
     """Write the model folder and return it. Equal arguments give equal files.
 
     Args:
-        out: the folder. Raises UserError if it exists and is not empty.
+        out: the folder. Raises UserError if it exists and is not empty, and where it cannot be written.
         seed: of the random weights.
         tokenizer_texts: the texts that train the vocabulary. Any other text still encodes, as bytes.
         visible: further texts that are single tokens and ordinary text.
@@ -130,8 +131,9 @@ def build_tiny_model(
     disable_progress_bar()
     if not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
-    model.save_pretrained(out)
-    save_processor(tokenizer, out, max_pixels=shape.max_pixels)
+    with writing(out):
+        model.save_pretrained(out)
+        save_processor(tokenizer, out, max_pixels=shape.max_pixels)
     return out
 
 
