@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-all=(doctor quickstart switches check-3b learner-3b step-3b rollout-3b lora-7b versus-trl)
+all=(doctor quickstart switches check-3b learner-3b step-3b rollout-3b lora-7b versus-trl real)
 for name in "${@:-${all[@]}}"; do
 	if [[ " ${all[*]} " != *" $name "* ]]; then
 		echo "perf/gpu.sh: no part $name; there are: ${all[*]}" >&2

@@ -37,7 +37,9 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, schema, to_row, write_manifest
+from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.smollm import gguf_file
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.types import Problem
 
@@ -259,6 +261,26 @@ def versus_trl(at: Setting) -> Measured:
     return {"times as fast as TRL's learner": float(seconds["trl"]) / float(seconds["auto"])}
 
 
+def real(at: Setting) -> Measured:
+    """Run `vlm-rl quickstart --real`, SmolLM2 on word problems, where it is installed; on a CPU at tiny size."""
+    try:
+        gguf_file()
+    except UserError:
+        return {}
+    begun, out = time.monotonic(), at.work / "real"
+    words = ["-m", "vlm_rl"] if at.on_card else [HERE / "short_quickstart.py"]
+    command(*words, "quickstart", "--real", "--yes", "--out", out, log=at.work / "real.txt")
+    run = RunDirectory(out)
+    records, evals = run.metrics(), [result.summary for result in run.evals()]
+    return {
+        "gap of log-probs a token": max(record["rollout/logprob_gap"] for record in records),
+        "steps that were skipped": records[-1]["steps/skipped"],
+        "held-out accuracy before": evals[0]["accuracy"],
+        "gained accuracy": evals[-1]["accuracy"] - evals[0]["accuracy"],
+        "seconds": time.monotonic() - begun,
+    }
+
+
 PARTS: Mapping[str, Callable[[Setting], Measured]] = {
     "doctor": doctor,
     "quickstart": quickstart,
@@ -276,6 +298,7 @@ PARTS: Mapping[str, Callable[[Setting], Measured]] = {
         *["rollout.vllm.gpu_memory_utilization=0.5"] * at.on_card,
     ),
     "versus-trl": versus_trl,
+    "real": real,
 }
 
 # --- what they train on ---------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ class RealSizes:
     max_tokens: int = 256
 
 
+SIZES = RealSizes()
+
+
 @dataclass(slots=True)
 class StyleShare:
     """The responses of one style."""
@@ -107,7 +110,7 @@ def styles_of(run: RunDirectory, step: int) -> StepStyles:
 
 
 def real_quickstart(
-    out: Path, *, seed: int, sampler: str, algorithm: str, on_cpu: bool = False, sizes: RealSizes = RealSizes()
+    out: Path, *, seed: int, sampler: str, algorithm: str, on_cpu: bool = False, sizes: RealSizes | None = None
 ) -> None:
     """Make the data and the model, train, and report. What an earlier call has finished is kept.
 
@@ -117,7 +120,7 @@ def real_quickstart(
         sampler: the engine that draws the responses.
         algorithm: a key of algorithms.ALGORITHMS.
         on_cpu: begin although there is no GPU.
-        sizes: of the data and the runs.
+        sizes: of the data and the runs; None for SIZES.
 
     Raises:
         UserError: where the model is not installed, without a GPU unless `on_cpu`, and where an earlier call had
@@ -127,7 +130,7 @@ def real_quickstart(
     gguf_file()
     if not has_gpu() and not on_cpu:
         raise UserError(SLOW)
-    begun, data = time.monotonic(), out.with_name(f"{out.name}-data")
+    begun, data, sizes = time.monotonic(), out.with_name(f"{out.name}-data"), sizes or SIZES
     try:
         print("problems, model and cold start: " + str(data), flush=True)
         sets = make_word_sets(

@@ -4,6 +4,7 @@ The task in plain language has a pretrained model. `vlm-rl quickstart --real` is
 
     quickstart         the run
     tools_quickstart   the run with a tool; the two alone call vlm_rl.train
+    first_start        the engine's first start on a machine, beside the quickstart's warm start
     tiny_model         the model
     counting_squares   the quickstart's task
     small_board        the task of the run with a tool

@@ -32,6 +32,7 @@ from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.first_start import first_start
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.train import train
 from vlm_rl.types import Problem
@@ -88,14 +89,16 @@ def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: s
         toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts, weight_std=WEIGHT_STD
     )
     builder, how = PromptBuilder(model, template=TEMPLATE), WarmStart.here()
-    warm = warm_start(
-        toy.warm_examples,
-        toy.folder / "warm-model",
-        model_path=model,
-        builder=builder,
-        config=how.train,
-        batch_size=how.batch_size,
-    )
+    config = quickstart_config(toy, model, out, seed=seed, sampler=sampler, algorithm=algorithm)
+    with first_start(config, toy.folder / "first-start.yaml"):
+        warm = warm_start(
+            toy.warm_examples,
+            toy.folder / "warm-model",
+            model_path=model,
+            builder=builder,
+            config=how.train,
+            batch_size=how.batch_size,
+        )
     train(quickstart_config(toy, warm, out, seed=seed, sampler=sampler, algorithm=algorithm))
     run = RunDirectory(out)
     controls = measure_controls(toy, warm=warm, trained=run.checkpoints()[-1][1], seed=seed)
