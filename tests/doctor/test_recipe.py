@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.helpers.cards import have_cards
 from vlm_rl import cli
@@ -100,3 +101,26 @@ def test_a_recipe_that_training_would_refuse(outcomes, tmp_path: Path) -> None:
     code, known, page = outcomes(str(file), memory=200)
     assert (code, known["recipe"], known["update"]) == (1, "OFF", "?"), page
     assert "train.zero_stage" in page
+
+
+def test_a_disk_is_full_for_the_doctor_where_a_run_would_be_refused(
+    outcomes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five milestones, of which four may be moved away."""
+    file = tmp_path / "recipe.yaml"
+    keys = {
+        "out": str(tmp_path / "run"),
+        "checkpoint": {"every": 20, "keep_every": 40},
+        "eval": {"every": 0},
+        "train": {"steps": 200},
+    }
+    file.write_text(yaml.safe_dump({"extends": str(RECIPES / "virl39k_luspo_7b.yaml"), **keys}))
+    seen = set()
+    for disk in range(120, 1000, 120):  # GiB, of 133 GB a checkpoint
+        _, known, page = outcomes(str(file), "--ranks", "8", memory=800, disk=disk)
+        cli.main(["train", str(file), "--dry-run", "--ranks", "8"])
+        first = capsys.readouterr().out.splitlines()[0]
+        assert (known["checkpoints"] == "OFF") == first.startswith("does not fit on the disk"), (disk, page, first)
+        assert ("warning: " in page) == first.startswith("warning: ")
+        seen.add((known["checkpoints"], "warning: " in page))
+    assert seen == {("OFF", False), ("ok", True), ("ok", False)}
