@@ -108,8 +108,9 @@ def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kep
     [
         (["--model", "m"], "--model is for a model of files"),
         (["--environment", "zoom"], "--environment is for a model of files"),
-        (["--endpoint-extra", "[1]"], "must be a JSON object"),
-        (["--endpoint-extra", "{"], "--endpoint-extra is no JSON"),
+        (["--endpoint-extra", "[1]"], "--endpoint-extra is [1]: it must hold a JSON object"),
+        (["--endpoint-extra", "{"], "--endpoint-extra is {: "),
+        (["--endpoint-extra", '{"a":' * 20_000], "nested too deeply"),
         (["--endpoint-model", "other"], "--endpoint-model is 'other'"),
         (["--endpoint-key-env", "NOT_SET_HERE"], "NOT_SET_HERE is not set"),
     ],

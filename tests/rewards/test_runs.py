@@ -150,9 +150,9 @@ def test_a_run_survives_a_hostile_judge_and_broken_functions(
         path = toys.config("hostile", reward={**reward, "judge": section}, train=STEP)
         result = toys.runner("train", str(path), environment={"JUDGE_KEY": "s3cret"})
     assert result.code == 0, result.output[-3000:]
-    assert "step 1  reward exits: 16 of 16 undecided; problem 'Toy-" in result.output
+    assert "step 1: reward exits: 16 of 16 undecided; problem 'Toy-" in result.output
     assert "ended its process with exit code 7" in result.output
-    assert "step 1  reward judge: 16 of 16 undecided; problem 'Toy-" in result.output
+    assert "step 1: reward judge: 16 of 16 undecided; problem 'Toy-" in result.output
     assert "the judge did not reply within 0.3 s" in result.output
     (record,) = list(RunDirectory(toys.folder / "runs" / "hostile").metrics())
     assert record["rewards/judge/mean"] == 0 and record["rewards/judge/undecided_rate"] == 1

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlm_rl.untrusted.json_object import read_object
+
 LONGEST = 100_000  # characters of a call that are read
 _FORMS = {
     "tool_call": re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL),
@@ -55,10 +57,10 @@ def read_call(text: str, form: str) -> ToolCall | None:
     if len(body) > LONGEST:
         raise ToolCallError(f"the call has {len(body)} characters, more than {LONGEST}")
     try:
-        tree = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ToolCallError(f"the call is no JSON: {error!s:.100}") from None
-    if not (isinstance(tree, dict) and isinstance(tree.get("name"), str)):
+        tree = read_object(body)
+    except ValueError as error:
+        raise ToolCallError(f"the call is no JSON object: {error!s:.100}") from None
+    if not isinstance(tree.get("name"), str):
         raise ToolCallError('the call needs a "name" and "arguments"')
     arguments = tree.get("arguments", {})
     if not isinstance(arguments, dict):

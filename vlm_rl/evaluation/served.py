@@ -13,7 +13,6 @@ came is no wrong one. Finished problems are kept, and the same command continues
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -42,6 +41,7 @@ from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.templates import END_THINK, THINK, Template
 from vlm_rl.types import Problem, Prompt, Rollout
+from vlm_rl.untrusted.json_object import read_object
 
 _NOTHING = np.zeros(0, np.int32)
 _MOST_TOKENS = 1_000_000  # of a response: what a server counts is its own word
@@ -244,12 +244,10 @@ def _refuse_another_model(out: Path, served: ServedModel) -> None:
 
 def _read_extra(text: str) -> dict[str, Any]:
     try:
-        extra = json.loads(text or "{}")
+        return read_object(text or "{}")
     except ValueError as error:
-        raise UserError(f"--endpoint-extra is no JSON: {error}") from None
-    if not isinstance(extra, dict):
-        raise UserError(f"--endpoint-extra is {text!r}: it must be a JSON object, such as '{{\"top_k\": 20}}'")
-    return extra
+        example = '{"top_k": 20}'
+        raise UserError(f"--endpoint-extra is {text:.100}: {error}; write an object such as '{example}'") from None
 
 
 def _rollout(problem_id: str, g: int, completion: Completion) -> Rollout:

@@ -7,7 +7,6 @@ weights were.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ def load_merged(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
 
     base = base_of(folder)
     assert base is not None, folder
-    settings = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    settings = read_object((Path(folder) / ADAPTER_CONFIG).read_bytes())
     tensors = load_file(Path(folder) / ADAPTER_WEIGHTS)
     config = AutoConfig.from_pretrained(base.path, trust_remote_code=False)
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM

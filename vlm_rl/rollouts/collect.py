@@ -85,7 +85,7 @@ def collect(
         sampled += [reward for group in graded.groups for reward in group.rewards]
         history = history.merged(totals(graded.groups))
         for note in undecided_notes([(group.problem, group.rewards) for group in graded.groups]):
-            run.note(f"step {step + 1}  {note}")
+            run.note(f"step {step + 1}: {note}")
         for place, group in enumerate(graded.groups):
             if place in graded.too_old:
                 ledger.skipped["stale"] += 1
@@ -103,14 +103,14 @@ def collect(
     check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
-        run.note(f"step {step + 1}  {text}")
+        run.note(f"step {step + 1}: {text}")
     options = run.config.algorithm
     after = belief_after(belief, sampled, options.hadw)
     weighed, weight_metrics = with_advantages(
         kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after), history=history
     )
     if options.distillation.rewards and (warning := run.no_signal.after_step(weighed, sampled)):
-        run.note(f"step {step + 1}  {warning}")
+        run.note(f"step {step + 1}: {warning}")
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
     return RolloutBatch(groups, graded.prompts, prompt_lengths, after, history, metrics)

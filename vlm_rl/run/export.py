@@ -29,6 +29,7 @@ from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
+from vlm_rl.untrusted.json_object import read_object
 
 _NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written anew, or of no use outside the run
 _OF_ADAPTERS = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL}
@@ -109,7 +110,7 @@ def _write_model(folder: Path, work: Path, config: Config | SftConfig, *, merges
     if merges:
         load_merged(folder).save_pretrained(work)
     else:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings = read_object((folder / "config.json").read_bytes())
         settings.pop("use_cache", None)  # off in training; a model that is used wants it
         (work / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for file in sorted(folder.iterdir()):

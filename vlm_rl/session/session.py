@@ -27,6 +27,7 @@ from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, prompts_to_check
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_context, check_divides
@@ -48,8 +49,9 @@ from vlm_rl.session.recomputation import settled
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
 from vlm_rl.session.speed import Speed
-from vlm_rl.session.teacher import load_teacher
+from vlm_rl.session.teacher import Teacher, load_teacher
 from vlm_rl.session.weight_sync import WeightSync, other_setting
+from vlm_rl.types import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,40 +82,23 @@ class Session:
         self.config, self.run, self._functions = config, run, functions
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = run.join_ranks()
-        self.problems, self.eval_sets = load_problems(config)
-        evaluated = sum(map(len, self.eval_sets.values()))
-        stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
-        run.find_checkpoint()
-        for name, held_out in self.eval_sets.items():
-            refuse_contaminated(name, held_out, run.contaminated)
+        self.problems, self.eval_sets = self._load_sets(stages)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.builder, self.host = self._open_builder()
         self.reward = self._open_rewards()
         self.accuracy = self._open_accuracy()
         stages.done("checks", "prompts, rewards, golds")
         self.learner = self._load_learner(stages)
-        wants_reference = config.algorithm.kl_coef > 0
-        self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
-        self.teacher = load_teacher(
-            config,
-            self.learner,
-            self.builder,
-            is_stopped=run.is_stopped,
-            note=lambda text: self.recorder.note(f"step {self.step + 1}: {text}"),
-        )
+        self.reference, self.teacher = self._load_frozen()
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._start_engine()
         stages.done("engine", self.sampler.name)
-        self.rows = RowBudget(config, self.learner, lambda text: self.recorder.note(f"step {self.step + 1}: {text}"))
+        self.rows = RowBudget(config, self.learner, self._note)
         self._sync = self._make_sync()
         self._build_rollouts()
         self._restore()
         run.start(contaminated_sources(self.problems))
-        self.recorder = Recorder(run, config)
-        for line in stages.lines:
-            self.recorder.log_line(line)
-        if self.builder.tags_note:
-            self.recorder.note(self.builder.tags_note)
+        self.recorder = self._open_recorder(stages)
         run.keep_checkpoints(self.learner, self.builder, self.recorder.save_lines(), best_step=self._best_step)
         run.listen(self.recorder.note)
         self.grader.start()
@@ -134,6 +119,16 @@ class Session:
         self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
+
+    def _load_sets(self, stages: Stages) -> tuple[list[Problem], dict[str, list[Problem]]]:
+        """Load the training problems and the evaluation sets by name, and look for the checkpoint to go on from."""
+        problems, eval_sets = load_problems(self.config)
+        evaluated = sum(map(len, eval_sets.values()))
+        stages.done("data", f"{len(problems):,} problems to train on, {evaluated:,} to evaluate on")
+        self.run.find_checkpoint()
+        for name, held_out in eval_sets.items():
+            refuse_contaminated(name, held_out, self.run.contaminated)
+        return problems, eval_sets
 
     def _open_builder(self) -> tuple[PromptBuilder, EpisodeHost | None]:
         """Open the model's prompt builder and the environment. Refuse a model or prompts that this run cannot use."""
@@ -203,6 +198,13 @@ class Session:
         mini_batches = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
         return Learner(self.policy, config.train, total_optimizer_steps=config.train.steps * mini_batches)
 
+    def _load_frozen(self) -> tuple[Reference | BaseReference | None, Teacher | None]:
+        """Load the models that stay as they are: the reference of the KL term, and the teacher."""
+        config, learner, builder = self.config, self.learner, self.builder
+        reference = load_reference(config, learner, builder) if config.algorithm.kl_coef > 0 else None
+        is_stopped = self.run.is_stopped
+        return reference, load_teacher(config, learner, builder, is_stopped=is_stopped, note=self._note)
+
     def _start_engine(self) -> Sampler:
         self.give_card_to_sampler()
         return load_sampler(
@@ -251,8 +253,17 @@ class Session:
             config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
         )
 
+    def _open_recorder(self, stages: Stages) -> Recorder:
+        """Open the run's files, and write down how the start went."""
+        recorder = Recorder(self.run, self.config)
+        for line in stages.lines:
+            recorder.log_line(line)
+        if self.builder.tags_note:
+            recorder.note(self.builder.tags_note)
+        return recorder
+
     def _note(self, text: str) -> None:
-        self.recorder.note(f"step {self.step + 1}  {text}")
+        self.recorder.note(f"step {self.step + 1}: {text}")
 
     def _restore(self) -> None:
         """Continue from the checkpoint, where there is one."""

@@ -14,7 +14,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import os
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -32,6 +31,7 @@ from vlm_rl.samplers.remote.server_token import read_token
 from vlm_rl.samplers.remote.timed_heads import TimedHeads
 from vlm_rl.samplers.vllm.options import prompt_request, sampling_options, scoring_options
 from vlm_rl.types import Video
+from vlm_rl.untrusted.json_object import read_object
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 _TRIES = 3  # of a response whose prepared images were lost
@@ -125,7 +125,7 @@ async def _disconnected(receive: Receive) -> None:
 async def _generate(engine: Any, body: bytes) -> JSONResponse:
     """Draw one response for each seed. A request that cannot be read, or that vLLM refuses, is answered with 400."""
     try:
-        asked = json.loads(body)
+        asked = read_object(body)
         media = _images(asked), _videos(asked)
         params = SamplingParams(**asked["params"])
         prompt = prompt_request(asked["ids"], *media)
@@ -140,7 +140,7 @@ async def _generate(engine: Any, body: bytes) -> JSONResponse:
 async def _score(engine: Any, body: bytes) -> JSONResponse:
     """Return the log-probs of given responses. Errors are answered as by `_generate`."""
     try:
-        asked = json.loads(body)
+        asked = read_object(body)
         media, k = (_images(asked), _videos(asked)), asked["top_k"]
         setting = scoring_options(vllm, top_k=k)
         works = [
