@@ -10,17 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3Config, Qwen3NextConfig
 
 from tests.helpers.pretended_cuda import PretendedCuda
 from vlm_rl import distributed
+from vlm_rl.commands.real_quickstart import row_size
 from vlm_rl.config import LoraConfig, ModelConfig, TrainConfig
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.attention.shared_prefix import takes_flash
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
+from vlm_rl.learner.deepspeed import least_zero_stage
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.quantization import check_quantization
-from vlm_rl.samplers.vllm.options import engine_environment
+from vlm_rl.samplers.factory import _unsupported
+from vlm_rl.samplers.vllm.options import engine_environment, shared_card, whole_card
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.quickstart import WarmStart, learning_rate
 
 NORMS_AND_MLP = {"RMSNorm", "SiLU-gated MLP"}
@@ -77,6 +83,35 @@ def kept_by_vllm(_: Path) -> set[str]:
     return engine_environment(on_cpu=not has_gpu()).keys() & {"TRITON_CACHE_DIR", "VLLM_CPU_KVCACHE_SPACE"}
 
 
+def zero_stage(_: Path) -> int:
+    """Return the least that the dtype allows: bfloat16 needs float32 masters."""
+    return least_zero_stage(model_dtype(default_device()))
+
+
+def engine(_: Path) -> dict[str, Any]:
+    return shared_card(on_cpu=not has_gpu())
+
+
+def engine_of_an_evaluation(_: Path) -> dict[str, Any] | None:
+    return whole_card(on_cpu=not has_gpu())
+
+
+def gemma_on_vllm(model: Path) -> str:
+    builder = PromptBuilder(model, template=TEMPLATES["plain"])
+    builder.config = Gemma3Config()
+    return (_unsupported(builder) or "runs").partition(" among")[0]
+
+
+def linear_attention_on_vllm(model: Path) -> str:
+    builder = PromptBuilder(model, template=TEMPLATES["plain"])
+    builder.config = Qwen3NextConfig()
+    return (_unsupported(builder) or "runs").partition(",")[0]
+
+
+def row_tokens_in_real_language(_: Path) -> dict[str, int]:
+    return row_size()
+
+
 def warm_batch(_: Path) -> int:
     return WarmStart.here().batch_size
 
@@ -88,6 +123,7 @@ def toy_rate(_: Path) -> float:
 TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     # what, on a CPU, on a GPU
     (dtype, torch.float32, torch.bfloat16),
+    (zero_stage, 0, 2),
     (backends, "gloo", "cpu:gloo,cuda:nccl"),
     (replaced_layers, NORMS_AND_MLP | TOWER, {"vision attention"}),
     (flash_dtypes, [], [torch.float16, torch.bfloat16]),
@@ -98,6 +134,11 @@ TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     ),
     (frozen_copies, 2, 3),
     (kept_by_vllm, {"VLLM_CPU_KVCACHE_SPACE"}, {"TRITON_CACHE_DIR"}),
+    (engine, {"enable_sleep_mode": False}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.45}),
+    (engine_of_an_evaluation, None, {"gpu_memory_utilization": 0.85}),
+    (gemma_on_vllm, "on a CPU vLLM's attention is causal", "runs"),
+    (linear_attention_on_vllm, "on a CPU vLLM computes layers of linear attention in bfloat16 alone", "runs"),
+    (row_tokens_in_real_language, {"micro_batch_tokens": 2048}, {}),
     (warm_batch, 8, 32),
     (toy_rate, 1e-4, 3e-5),
 ]

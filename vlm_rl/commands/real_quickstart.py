@@ -161,7 +161,7 @@ def sft_config(sets: StyledSets, model: Path, out: Path, *, seed: int, sizes: Re
                 "lr": 3e-4,
                 "schedule": "cosine",
                 "warmup_steps": min(4, sizes.cold_steps - 1),
-                **_row_size(),
+                **row_size(),
             },
             "checkpoint": {"every": 10, "keep_last": 1},
         },
@@ -182,7 +182,7 @@ def rl_config(
             "algorithm": {"name": algorithm},
             "reward": {"overlong_buffer": min(32, sizes.max_tokens)},
             "rollout": {"sampler": sampler, "prompts_per_step": sizes.prompts, "max_tokens": sizes.max_tokens},
-            "train": {"steps": sizes.steps, "mini_batch_prompts": sizes.prompts, "lr": 1e-5, **_row_size()},
+            "train": {"steps": sizes.steps, "mini_batch_prompts": sizes.prompts, "lr": 1e-5, **row_size()},
             "eval": {"every": sizes.steps},
             "checkpoint": {"every": 4, "keep_last": 1},
             "log": {"samples_every": max(sizes.steps - 1, 1)},
@@ -191,7 +191,7 @@ def rl_config(
     )
 
 
-def _row_size() -> dict[str, int]:
+def row_size() -> dict[str, int]:
     """Return train.micro_batch_tokens: on a CPU little is gained by long rows, whose logits take gigabytes."""
     return {} if has_gpu() else {"micro_batch_tokens": 2048}
 

@@ -18,7 +18,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from vlm_rl.config import (
-    LARGEST_ENGINE_SHARE,
     Config,
     EnvironmentConfig,
     RolloutConfig,
@@ -61,6 +60,7 @@ from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import check_loaded, make_sampler
 from vlm_rl.samplers.tags import settle_tags
+from vlm_rl.samplers.vllm.options import whole_card
 
 
 def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
@@ -126,7 +126,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             max_model_len=context,
             batch_size=options.batch_size,
             dtype=model_dtype(device),
-            vllm_options={"gpu_memory_utilization": LARGEST_ENGINE_SHARE} if device.type == "cuda" else None,
+            vllm_options=whole_card(on_cpu=device.type == "cpu"),
             tensor_parallel=options.tensor_parallel,
             seed=options.seed,
         )

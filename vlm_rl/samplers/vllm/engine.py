@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vlm_rl.config import ENGINE_SHARE, LoraConfig, Quantization
+from vlm_rl.config import LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import alive, rank
@@ -54,6 +54,7 @@ from vlm_rl.samplers.vllm.options import (
     engine_options,
     prompt_request,
     sampling_options,
+    shared_card,
     start_note,
 )
 from vlm_rl.samplers.vllm.start import compiler_kept, refusals_in_words, starting
@@ -114,7 +115,7 @@ class VllmSampler:
         self._vllm = import_vllm()
         _check_known(options or {}, [field.name for field in fields(self._vllm.EngineArgs)])
         self._on_cpu = not has_gpu()
-        settings = engine_options(
+        settings = shared_card(on_cpu=self._on_cpu) | engine_options(
             model_path=model_path,
             builder=builder,
             max_model_len=max_model_len,
@@ -126,9 +127,6 @@ class VllmSampler:
             tensor_parallel=tensor_parallel,
             quantization=quantization,
         )
-        settings.setdefault("enable_sleep_mode", not self._on_cpu)
-        if not self._on_cpu:
-            settings.setdefault("gpu_memory_utilization", ENGINE_SHARE)
         if adapter is not None:
             settings |= _adapter_settings(adapter)
         self._returns_kept = returns_kept

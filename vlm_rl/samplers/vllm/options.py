@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from vlm_rl.config import Quantization
+from vlm_rl.config import ENGINE_SHARE, LARGEST_ENGINE_SHARE, Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision.family import video_metadata
 from vlm_rl.devices import gpu_capability
@@ -145,6 +145,20 @@ def engine_options(
     if "limit_mm_per_prompt" in own and isinstance(limits := given.get("limit_mm_per_prompt"), Mapping):
         given["limit_mm_per_prompt"] = {**own["limit_mm_per_prompt"], **limits}  # what the user leaves out stays ours
     return {**settings, **own, **given}
+
+
+def shared_card(*, on_cpu: bool) -> dict[str, Any]:
+    """Return the options of an engine in the learner's process: it sleeps in updates, and takes a part of the card.
+
+    Args:
+        on_cpu: whether there is no card to share.
+    """
+    return {"enable_sleep_mode": not on_cpu} | ({} if on_cpu else {"gpu_memory_utilization": ENGINE_SHARE})
+
+
+def whole_card(*, on_cpu: bool) -> dict[str, Any] | None:
+    """Return the options of an engine without a learner beside it; a transformers sampler takes none."""
+    return None if on_cpu else {"gpu_memory_utilization": LARGEST_ENGINE_SHARE}
 
 
 _FP8_CAPABILITY = (8, 9)  # Ada Lovelace, the first that multiplies matrices in FP8; Hopper is 9.0
