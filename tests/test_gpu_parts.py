@@ -70,19 +70,32 @@ def test_the_last_line_is_the_verdict(
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
+@pytest.mark.parametrize("on_card", [False, True])
+def test_a_part_that_measures_nothing_falls_short_on_a_card(
+    parts: Any, on_card: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parts.print_verdict("versus-trl", {}, on_card=on_card) is not on_card
+    assert capsys.readouterr().out.splitlines()[-1].startswith("fall short: " if on_card else "pass: ")
+
+
 def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:
     assert yaml.safe_load((PERF / "gpu_thresholds.yaml").read_text()).keys() == parts.PARTS.keys()
     assert f"all=({' '.join(parts.PARTS)})" in (PERF / "gpu.sh").read_text()
 
 
-# The doctor has tests of its own, adapters train in many; TRL is not installed.
-PAIRS = (("quickstart", "check-3b"), ("learner-3b", "rollout-3b"), ("step-3b", "switches"))
+# `real` has its test in tests/real.
+PAIRS = (
+    ("quickstart", "check-3b"),
+    ("learner-3b", "rollout-3b"),
+    ("step-3b", "switches"),
+    ("doctor", "lora-7b", "versus-trl"),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", todays(PAIRS, days=len(PAIRS)), ids=" ".join)
-def test_the_parts_that_no_other_test_runs_pass_at_tiny_size(names: Sequence[str]) -> None:
-    """A pair of them a day; `DEVICE=cpu bash perf/gpu.sh` runs all, in six minutes."""
+def test_every_part_passes_at_tiny_size(names: Sequence[str]) -> None:
+    """Some of them a day; `DEVICE=cpu bash perf/gpu.sh` runs all, in six minutes."""
     environment = {**os.environ, "DEVICE": "cpu", "PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", PERF / "gpu.sh", *names], env=environment, capture_output=True, text=True, timeout=900

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from tests.helpers.pretended_cuda import PretendedCuda
 from vlm_rl.doctor import engine, ranks
 from vlm_rl.doctor.check import run_checks
 from vlm_rl.doctor.engine import EngineUnderTest
@@ -118,6 +120,18 @@ def subject(model: Path) -> Iterator[EngineUnderTest]:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "DRAWS", 1000)
     monkeypatch.setattr(engine, "CYCLES", 2)
+
+
+@pytest.mark.usefixtures("few")
+def test_they_pass_on_a_pretended_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the transformers sampler, whose weights are on the same device; vLLM's have their tests in whole runs."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with PretendedCuda():
+        subject = EngineUnderTest(model)
+        assert next(subject.policy[0].parameters()).device.type == "cuda"
+        for check in (engine.sync, engine.draws):
+            answer = check(subject)
+            assert answer.outcome == "ok" and "transformers" in answer.detail, answer
 
 
 @pytest.mark.slow

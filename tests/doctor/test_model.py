@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,8 +44,10 @@ def outcomes(
     return run
 
 
-def test_a_model_that_works(tiny_model: Path, outcomes: Callable) -> None:
-    code, found, page = outcomes(tiny_model)
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "pretended gpu"])
+def test_a_model_that_works(on_gpu: bool, tiny_model: Path, outcomes: Callable) -> None:
+    with PretendedCuda() if on_gpu else nullcontext():
+        code, found, page = outcomes(tiny_model)
     assert (code, found) == (0, dict.fromkeys(NAMES, "ok")), page
     assert "transformers holds the synced weights" in page
 
