@@ -8,6 +8,7 @@ GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is compu
     "train.sequence_parallel",
     "train.zero_stage",
     *(f"{_ZERO}.{key}" for key in ("offload_optimizer", "offload_param", "stage3_max_live_parameters")),
+    "model.fused_head",
     "model.gradient_checkpointing",
     "model.layer_patches",
     "model.offload_activations",

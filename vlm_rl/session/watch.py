@@ -95,7 +95,7 @@ class Watch:
                 self._end_with_others()
                 now = self._progress()
             except RuntimeError:  # the store is gone, and the rank that had it
-                if not self._closed.wait(3 * GRACE_SECONDS):
+                if not self._closed.wait(2 * GRACE_SECONDS):  # within a minute, ticks and all
                     self._say("the rank with the store of all ranks is gone; this one ends too")
                     _end(1)
                 return
