@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -81,8 +81,9 @@ class Way:
 
     name: str
     layers: LayerPatches
-    checkpointing: bool
+    checkpointing: bool | Literal["mlp"]
     fused_head: bool = False
+    logit_bytes: int = head_module.LOGIT_BYTES  # of a chunk of the head
 
 
 WAYS = (
@@ -91,8 +92,16 @@ WAYS = (
     Way("lean, all recomputed", True, True),
     Way("lean, kept", True, False),
     Way("Liger, all recomputed", "liger", True),
+    Way("Liger, all recomputed, four times the chunk", "liger", True, logit_bytes=4 * head_module.LOGIT_BYTES),
     Way("Liger, all recomputed, fused head", "liger", True, fused_head=True),
+    Way("Liger, MLPs recomputed, fused head", "liger", "mlp", fused_head=True),
+    Way("Liger, kept, fused head", "liger", False, fused_head=True),
 )
+MEASURED = {  # ms of a row of the default shape on an H200: a sixteenth of a step, and perf/gpu_update.py
+    "update: transformers, all recomputed": 14_000 / 16,
+    "update: Liger, kept, fused head": 656,
+    "forward: transformers": 3_150 / 16,
+}
 
 
 @dataclass
@@ -307,7 +316,7 @@ def make_policy(size: str, way: Way) -> Policy:
         )
     vision_attention.install_attention(model.model.visual)  # which a GPU gets by `auto`
     if way.checkpointing:
-        policy.enable_checkpointing()
+        policy.enable_checkpointing(only_mlps=way.checkpointing == "mlp")
     return policy
 
 
@@ -389,15 +398,17 @@ def counted(options: argparse.Namespace) -> Iterator[tuple[str, Count]]:
             policy = make_policy(options.size, way)
             row = make_row(policy, prompt=options.prompt, responses=options.responses, tokens=options.tokens)
             rates = options.tflops * 1e12, options.tbytes * 1e12
-            count, _ = count_pass(policy, row, update=update, rates=rates)
+            with mock.patch.object(head_module, "LOGIT_BYTES", way.logit_bytes):
+                count, _ = count_pass(policy, row, update=update, rates=rates)
             yield f"update: {way.name}" if update else f"forward: {way.name.partition(',')[0]}", count
 
 
-def print_tables(counts: Sequence[tuple[str, Count]], *, tokens: int) -> None:
-    print(f"| ms | {' | '.join(PARTS)} | sum |\n|---|{'---|' * len(PARTS)}---|")
+def print_tables(counts: Sequence[tuple[str, Count]], *, tokens: int, measured: Mapping[str, float]) -> None:
+    print(f"| ms | {' | '.join(PARTS)} | sum | measured |\n|---|{'---|' * len(PARTS)}---|---|")
     for name, count in counts:
         cells = [f"{1e3 * count.parts[part].seconds:.0f}" for part in PARTS]
-        print(f"| {name} | {' | '.join(cells)} | {1e3 * count.total.seconds:.0f} |")
+        seen = f"{measured[name]:.0f}" if name in measured else ""
+        print(f"| {name} | {' | '.join(cells)} | {1e3 * count.total.seconds:.0f} | {seen} |")
     print("\n| a row | T operations | GB | KB a token | calls | host reads |\n|---|---|---|---|---|---|")
     for name, count in counts:
         total = count.total
@@ -414,7 +425,9 @@ def main() -> None:
         f"{options.size}, bfloat16, a prompt of {options.prompt} tokens and {options.responses} responses of "
         f"{options.tokens}, at {options.tflops:g} TFLOP/s and {options.tbytes:g} TB/s\n"
     )
-    print_tables(list(counted(options)), tokens=tokens)
+    shape = (options.size, options.prompt, options.responses, options.tokens)
+    measured = MEASURED if shape == ("3b", 886, 8, 1024) else {}
+    print_tables(list(counted(options)), tokens=tokens, measured=measured)
 
 
 def arguments() -> argparse.Namespace:

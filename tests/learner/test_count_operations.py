@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,14 @@ def test_what_a_row_asks_of_a_gpu_does_not_grow(
     assert count.total.bytes / ALL <= 1.02 * bytes_a_token
     assert count.total.calls <= 1.02 * calls
     assert count.host_reads <= host_reads
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2, days=4)
+def test_the_pages_tables_are_what_is_counted(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["count_operations.py"])
+    script.main()
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = {line for file in docs.glob("performance*.md") for line in file.read_text(encoding="utf-8").splitlines()}
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 * (len(script.WAYS) + 2) and page.issuperset(" ".join(row.split()) for row in rows)

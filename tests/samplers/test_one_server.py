@@ -83,7 +83,7 @@ def test_a_response_that_weights_overtake_continues_under_the_new_ones(fleet: Fl
     sampler = fleet.sampler()
     fleet.sync(sampler, 3)
     mixed: list[Rollout] = []
-    for step in range(4, 14):
+    for step in range(4, 44):  # on a busy machine weights may come late, and a batch may then be done before them
         begin_batch(sampler, fleet, step, SamplingParams(temperature=1.0, max_tokens=90, responses=2))
         fleet.sync(sampler, step)
         rollouts = [rollout for group in sampler.take(step, lambda *_: None) for rollout in group]

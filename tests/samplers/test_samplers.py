@@ -353,6 +353,7 @@ def test_draft_tokens_change_no_draw_and_no_log_prob(
     import numba  # noqa: F401  # in whose presence vLLM's CPU worker by itself does not start
 
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    threads = torch.get_num_threads()
     sampler = start("vllm", sharp_model, builder, speculative_config=drafts)
     at_once: list[int] = []
     scheduler: Any = cast(Any, sampler)._llm.llm_engine.engine_core.engine_core.scheduler
@@ -365,7 +366,7 @@ def test_draft_tokens_change_no_draw_and_no_log_prob(
     scheduler.update_from_output = counted
     request = SampleRequest(prompts, SamplingParams(temperature=0.7, max_tokens=30, responses=24), seed=1, step=1)
     drawn = sampler.generate(request)
-    assert same(sampler.generate(request), drawn)
+    assert same(sampler.generate(request), drawn) and torch.get_num_threads() == threads
     sampler.close()
     assert sum(count > 1 for count in at_once) > 20, "few drafts were right: this test shows little"
     rng, places = np.random.default_rng(0), []

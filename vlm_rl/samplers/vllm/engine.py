@@ -57,7 +57,7 @@ from vlm_rl.samplers.vllm.options import (
     shared_card,
     start_note,
 )
-from vlm_rl.samplers.vllm.start import compiler_kept, refusals_in_words, starting
+from vlm_rl.samplers.vllm.start import compiler_kept, refusals_in_words, start_numba, starting
 from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
@@ -149,6 +149,8 @@ class VllmSampler:
         instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
         with _global_random_state_kept(), refusals_in_words(model_path, instead=instead), starting(phase):
             self._llm = self._vllm.LLM(**settings)
+            if settings.get("speculative_config") is not None:
+                start_numba()
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False

@@ -243,6 +243,17 @@ def threads_kept() -> Iterator[None]:
         set_threads(threads)
 
 
+def start_numba() -> None:
+    """Start the threads with which vLLM looks for drafts, inside `threads_kept`.
+
+    Otherwise they start in a batch, at Numba's first parallel call, and set torch's number of threads to that of cores:
+    the first batch would be summed in another order than later ones.
+    """
+    import numba
+
+    numba.get_num_threads()
+
+
 @contextmanager
 def compiler_kept() -> Iterator[None]:
     """Restore what vLLM sets for torch's compiler: one process that compiles, here and in what is started from here.
