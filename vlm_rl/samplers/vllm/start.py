@@ -246,8 +246,8 @@ def threads_kept() -> Iterator[None]:
 def start_numba() -> None:
     """Start the threads with which vLLM looks for drafts, inside `threads_kept`.
 
-    Otherwise they start in a batch, at Numba's first parallel call, and set torch's number of threads to that of cores:
-    the first batch would be summed in another order than later ones.
+    Otherwise they start at Numba's first parallel call, in a batch, and set torch's number of threads to that of the
+    cores: the first batch would be summed in another order than later ones.
     """
     import numba
 
