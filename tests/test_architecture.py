@@ -36,6 +36,13 @@ HOMES = {
     "qwen_vl_utils": "vlm_rl/data/vision/qwen.py",
 }
 
+# Who may import the toys: a production module that did would train on them.
+USES_TOYS = {
+    "doctor/command.py",
+    *(f"commands/{name}.py" for name in ("papers", "real_quickstart", "training")),
+    *(f"data_prep/{name}_data.py" for name in ("quickstart", "smoke", "study", "tools")),
+    *(f"data_prep/{name}_sets.py" for name in ("picture", "word")),
+}
 GPU_QUESTIONS = {"is_available", "device_count", "mem_get_info", "get_device_properties", "get_device_name"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -247,6 +254,15 @@ def test_rooms_are_entered_by_their_doors_and_from_above() -> None:
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Imports inside functions count, and for a type checker: types that need each other belong into one module."""
     assert circles({module_of(path): parsed(path)[1] for path in ALL}) == []
+
+
+def test_toys_are_for_quickstarts_the_doctor_and_makers_of_toy_data() -> None:
+    users = {
+        str(path.relative_to(ROOT / "vlm_rl"))
+        for path in ALL
+        if any(name.startswith("vlm_rl.toy") for name, _ in imports(runtime_tree(path)))
+    }
+    assert {user for user in users if not user.startswith("toy/")} == USES_TOYS
 
 
 def test_every_room_has_a_door_and_says_what_it_uses() -> None:
