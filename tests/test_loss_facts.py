@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given, note, settings
 from hypothesis import strategies as st
 
 from vlm_rl.advantages import compute_advantages
@@ -109,6 +110,13 @@ def repeated(batch: TokenBatch, times: int, *, only: np.ndarray | None = None) -
     return TokenBatch(lengths, batch.advantages, cells(batch.logp), cells(batch.old))
 
 
+def every_rule() -> Iterator[str]:
+    """Yield the names of all rules, and let hypothesis say at which of them an example failed."""
+    for name in ALGORITHMS:
+        note(f"rule {name}")
+        yield name
+
+
 def close(computed: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
     for computed_row, wanted_row in zip(computed, wanted, strict=True):
         for a, b in zip(computed_row, wanted_row, strict=True):
@@ -118,44 +126,42 @@ def close(computed: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> N
 # --- order, split, padding, replication -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), seed=st.integers(0, 2**31))
-def test_neither_the_order_of_groups_nor_of_responses_matters(name: str, batch: TokenBatch, seed: int) -> None:
+def test_neither_the_order_of_groups_nor_of_responses_matters(batch: TokenBatch, seed: int) -> None:
     rng, (groups, responses) = np.random.default_rng(seed), batch.lengths.shape
     order = [[(int(p), int(g)) for g in rng.permutation(responses)] for p in rng.permutation(groups)]
-    loss, gradient = run(name, batch)
-    computed_loss, computed = run(name, rearranged(batch, order))
-    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(computed, [[gradient[p][g] for p, g in row] for row in order])
+    for name in every_rule():
+        loss, gradient = run(name, batch)
+        computed_loss, computed = run(name, rearranged(batch, order))
+        assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+        close(computed, [[gradient[p][g] for p, g in row] for row in order])
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), num_parts=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_any_split_of_the_responses_adds_up(name: str, batch: TokenBatch, num_parts: int, seed: int) -> None:
+def test_any_split_of_the_responses_adds_up(batch: TokenBatch, num_parts: int, seed: int) -> None:
     """Micro-batches of any responses, also ones that tear a group apart: weights belong to the whole."""
-    weights = weights_of(name, batch)
     part = np.random.default_rng(seed).integers(0, num_parts, batch.lengths.shape)
-    loss, gradient = run(name, batch)
-    total = 0.0
-    for index in range(num_parts):
-        chosen = [[(int(p), int(g)) for p, g in np.argwhere(part == index)]]
-        if chosen[0]:
-            own_weights = np.array([[weights[p, g] for p, g in chosen[0]]])
-            own_loss, own = run(name, rearranged(batch, chosen), weights=own_weights)
-            total += own_loss
-            close(own, [[gradient[p][g] for p, g in chosen[0]]])
-    assert total == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    for name in every_rule():
+        weights = weights_of(name, batch)
+        loss, gradient = run(name, batch)
+        total = 0.0
+        for index in range(num_parts):
+            chosen = [[(int(p), int(g)) for p, g in np.argwhere(part == index)]]
+            if chosen[0]:
+                own_weights = np.array([[weights[p, g] for p, g in chosen[0]]])
+                own_loss, own = run(name, rearranged(batch, chosen), weights=own_weights)
+                total += own_loss
+                close(own, [[gradient[p][g] for p, g in chosen[0]]])
+        assert total == pytest.approx(loss, rel=1e-10, abs=1e-14)
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), padding=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=st.integers(0, 2**31))
-def test_padding_never_matters(name: str, batch: TokenBatch, padding: list[int], seed: int) -> None:
+def test_padding_never_matters(batch: TokenBatch, padding: list[int], seed: int) -> None:
     """Responses of weight 0, as rows that only fill up a rank have, of any length and advantage."""
     rng, n = np.random.default_rng(seed), batch.lengths.size
-    loss, gradient = run(name, batch)
     row = make_batch(np.array([padding]), rng.normal(size=(1, len(padding))), seed=seed)
     padded = TokenBatch(
         np.concatenate([batch.lengths.reshape(1, -1), row.lengths], axis=1),
@@ -163,24 +169,26 @@ def test_padding_never_matters(name: str, batch: TokenBatch, padding: list[int],
         [[*(v for r in batch.logp for v in r), *row.logp[0]]],
         [[*(v for r in batch.old for v in r), *row.old[0]]],
     )
-    weights = np.concatenate([weights_of(name, batch).reshape(1, -1), np.zeros_like(row.advantages)], axis=1)
-    computed_loss, (computed,) = run(name, padded, weights=weights)
-    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close([computed[:n]], [[v for r in gradient for v in r]])
-    assert not any(values.any() for values in computed[n:])
+    for name in every_rule():
+        loss, gradient = run(name, batch)
+        weights = np.concatenate([weights_of(name, batch).reshape(1, -1), np.zeros_like(row.advantages)], axis=1)
+        computed_loss, (computed,) = run(name, padded, weights=weights)
+        assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+        close([computed[:n]], [[v for r in gradient for v in r]])
+        assert not any(values.any() for values in computed[n:])
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), times=st.integers(2, 4))
-def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, batch: TokenBatch, times: int) -> None:
+def test_a_mini_batch_written_down_several_times_has_the_same_loss(batch: TokenBatch, times: int) -> None:
     """Every rule is a mean over groups or tokens, so the copies share the gradient."""
     groups, responses = batch.lengths.shape
     order = [[(p, g) for g in range(responses)] for _ in range(times) for p in range(groups)]
-    loss, gradient = run(name, batch)
-    computed_loss, computed = run(name, rearranged(batch, order))
-    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(computed, [[values / times for values in row] for row in gradient * times])
+    for name in every_rule():
+        loss, gradient = run(name, batch)
+        computed_loss, computed = run(name, rearranged(batch, order))
+        assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+        close(computed, [[values / times for values in row] for row in gradient * times])
 
 
 @pytest.mark.parametrize(
@@ -434,36 +442,35 @@ def test_token_mean_is_not(batch: TokenBatch, times: int) -> None:
 
 
 @pytest.mark.parametrize("with_hadw", [False, True])
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(), reward=st.floats(-2, 2))
-def test_degenerate_groups_are_exactly_zero(name: str, with_hadw: bool, batch: TokenBatch, reward: float) -> None:
+def test_degenerate_groups_are_exactly_zero(with_hadw: bool, batch: TokenBatch, reward: float) -> None:
     """Equal rewards, whatever they are (all right, all wrong, all truncated): no loss, no gradient, no NaN."""
     rewards = np.full(batch.lengths.shape, reward)
-    advantages = compute_advantages(ALGORITHMS[name].advantage, rewards)
-    if with_hadw:
-        advantages *= difficulty_weights(advantages, np.full(len(rewards), 0.5), Belief(ability=0.3), scale=1.3)
-    loss, gradient = run(name, replace(batch, advantages=advantages))
-    assert loss == 0.0
-    assert all((values == 0).all() for row in gradient for values in row)
+    for name in every_rule():
+        advantages = compute_advantages(ALGORITHMS[name].advantage, rewards)
+        if with_hadw:
+            advantages *= difficulty_weights(advantages, np.full(len(rewards), 0.5), Belief(ability=0.3), scale=1.3)
+        loss, gradient = run(name, replace(batch, advantages=advantages))
+        assert loss == 0.0
+        assert all((values == 0).all() for row in gradient for values in row)
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(size=st.integers(1, 4), seed=st.integers(0, 2**31), reward=st.floats(-2, 2))
-def test_groups_of_one_are_degenerate(name: str, size: int, seed: int, reward: float) -> None:
+def test_groups_of_one_are_degenerate(size: int, seed: int, reward: float) -> None:
     rng = np.random.default_rng(seed)
     rewards = reward + rng.normal(size=(size, 1))
-    advantages = compute_advantages(ALGORITHMS[name].advantage, rewards)
-    loss, gradient = run(name, make_batch(rng.integers(0, 9, (size, 1)), advantages, seed=seed))
-    assert loss == 0.0
-    assert all((values == 0).all() for row in gradient for values in row)
+    for name in every_rule():
+        advantages = compute_advantages(ALGORITHMS[name].advantage, rewards)
+        loss, gradient = run(name, make_batch(rng.integers(0, 9, (size, 1)), advantages, seed=seed))
+        assert loss == 0.0
+        assert all((values == 0).all() for row in gradient for values in row)
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(groups=1, shortest=1), seed=st.integers(0, 2**31))
-def test_a_degenerate_group_beside_another_counts_and_moves_nothing(name: str, batch: TokenBatch, seed: int) -> None:
+def test_a_degenerate_group_beside_another_counts_and_moves_nothing(batch: TokenBatch, seed: int) -> None:
     """It stays in P, N and the token count: the other group's gradient shrinks as those grow."""
     idle = make_batch(batch.lengths, np.zeros_like(batch.advantages), seed=seed)
     both = TokenBatch(
@@ -472,16 +479,16 @@ def test_a_degenerate_group_beside_another_counts_and_moves_nothing(name: str, b
         batch.logp + idle.logp,
         batch.old + idle.old,
     )
-    _, alone = run(name, batch)
-    _, computed = run(name, both)
-    close([computed[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
-    assert all((values == 0).all() for values in computed[1])
+    for name in every_rule():
+        _, alone = run(name, batch)
+        _, computed = run(name, both)
+        close([computed[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
+        assert all((values == 0).all() for values in computed[1])
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(groups=1, shortest=1))
-def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: TokenBatch) -> None:
+def test_an_empty_response_counts_as_one_and_adds_nothing(batch: TokenBatch) -> None:
     """One response of no tokens and A = 0 appended: G and N grow by one, the tokens do not."""
     size = batch.lengths.size
     longer = TokenBatch(
@@ -490,11 +497,12 @@ def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: Toke
         [[*batch.logp[0], np.zeros(0)]],
         [[*batch.old[0], np.zeros(0)]],
     )
-    factor = 1.0 if ALGORITHMS[name].aggregation == "token" else size / (size + 1)
-    loss, gradient = run(name, batch)
-    computed_loss, computed = run(name, longer)
-    assert computed_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
-    close([computed[0][:-1]], [[values * factor for values in gradient[0]]])
+    for name in every_rule():
+        factor = 1.0 if ALGORITHMS[name].aggregation == "token" else size / (size + 1)
+        loss, gradient = run(name, batch)
+        computed_loss, computed = run(name, longer)
+        assert computed_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
+        close([computed[0][:-1]], [[values * factor for values in gradient[0]]])
 
 
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
