@@ -46,10 +46,12 @@ def exact_rule(
     q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
     q = q / q.shape[-1] ** 0.5
     state = q.new_zeros(len(k), *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
-    outputs = []
-    for t in range(k.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        told = torch.einsum("nhkv,nhk->nhv", state, k[:, t])
-        state = state + torch.einsum("nhk,nhv->nhkv", k[:, t], (v[:, t] - told) * beta[:, t, :, None])
-        outputs.append(torch.einsum("nhkv,nhk->nhv", state, q[:, t]))
-    return torch.stack(outputs, dim=1).to(query.dtype), state if output_final_state else None
+    states = []
+    decays, betas = (x[..., None, None].unbind(1) for x in (g.exp(), beta))
+    keys, values = (x.unsqueeze(-2).unbind(1) for x in (k, v))
+    for k_t, v_t, a_t, beta_t in zip(keys, values, decays, betas, strict=True):
+        state = a_t * state
+        state = state + k_t.mT * (beta_t * (v_t - k_t @ state))
+        states.append(state)
+    outputs = (q.unsqueeze(-2) @ torch.stack(states, dim=1)).squeeze(-2)
+    return outputs.to(query.dtype), state if output_final_state else None
