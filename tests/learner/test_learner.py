@@ -47,7 +47,9 @@ GRADIENTS = ("some_algorithms", "every_rule")
 PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
-MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
+# That the gradient depends on no split of the rows is in "some_algorithms" too.
+SPLITS = ("one_wide_row", "many_narrow_rows", "text_here_images_there")
+MOST = tuple(name for name in ALL if name not in (*LATER, *SPLITS, "adapters"))
 # What depends on how ranks share gradients and state; the other cases run on one rank and in ZeRO 2.
 SHARED = ("three_steps", "text_here_images_there", "guarded", "saved")
 # What depends on weights in shards, each of which every rank must gather as often as all others.

@@ -226,9 +226,7 @@ def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path,
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert "Ctrl-C: waiting for" in result.output and "Ctrl-C again stops at once" in result.output
     assert f"stopped by Ctrl-C after step 1; resume with: vlm-rl sft {run.path} --resume\n" in result.output
-    assert [step for step, _ in run.checkpoints()] == [1] and len(run.metrics()) == 1
-    assert toys.runner("sft", run.path, "--resume").code == 0
-    assert metrics_of(run) == metrics_of(whole)
+    assert [step for step, _ in run.checkpoints()] == [1] and metrics_of(run) == metrics_of(whole)[:1]
 
 
 def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, learnable: Path) -> None:
