@@ -5,7 +5,7 @@ No test here moves a tensor that the product has to move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
@@ -35,8 +35,19 @@ from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.templates import TEMPLATES
 
 TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm
+# Whose rows, towers and layers are of the kinds that another type has too.
+LIKE_ANOTHER = (
+    *("glm46v", "glm4v", "llama", "llava", "mistral"),
+    *("qwen2", "qwen2_vl", "qwen3_5", "qwen3_vl", "smolvlm"),
+)
 OPTIONS = {"clip_low": 0.1, "clip_high": 0.1, "cap": 2.0}
 FamilyModel = Callable[[str], Path]  # the fixture family_model
+
+
+def each_of(types: Iterable[str]) -> pytest.MarkDecorator:
+    """Run the test on models of these types, of those like another among the slow tests."""
+    slow = [pytest.mark.slow]
+    return pytest.mark.parametrize("model_type", [pytest.param(t, marks=slow * (t in LIKE_ANOTHER)) for t in types])
 
 
 def computed(
@@ -58,7 +69,7 @@ def computed(
     return logp_K.detach().cpu(), torch.cat([grad.flatten() for grad in grads]).float().cpu()
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
+@each_of(SUPPORTED)
 def test_a_family_computes_on_a_gpu_what_it_does_on_a_cpu(model_type: str, family_model: FamilyModel) -> None:
     """Experts are replayed, in packed and in padded rows; in the self-check before, routers choose their own."""
     folder = family_model(model_type)
@@ -77,7 +88,7 @@ def compare(model_type: str, folder: Path, groups: list[WeighedGroup]) -> None:
     assert (grad_on_gpu - grad).norm() < TOLERANCE * grad.norm()
 
 
-@pytest.mark.parametrize("model_type", VIDEO_TYPES)
+@each_of(VIDEO_TYPES)
 def test_videos_are_computed_on_a_gpu(model_type: str, family_model: FamilyModel) -> None:
     folder = family_model(model_type)
     builder = PromptBuilder(folder, template=TEMPLATES["plain"])
