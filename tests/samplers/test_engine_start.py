@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from tests.helpers.rollout_servers import RolloutServer
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.vllm.engine import VllmSampler, import_vllm
 from vlm_rl.samplers.vllm.options import compile_cache, engine_environment, start_note
@@ -251,10 +252,19 @@ def without_key(model: Path, folder: Path, key: str) -> Path:
 
 
 def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
-    family_model: Callable[[str], Path], tmp_path: Path
+    family_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner and the transformers sampler do without it: transformers' classes have no such key."""
+    """The learner and the transformers sampler do without it: transformers' classes have no such key.
+
+    And at the first start of a class, of which vLLM's cache has nothing, no other process imports vLLM on a CPU.
+    """
     pytest.importorskip("vllm")
+    import_vllm()
+    from vllm.model_executor.models import registry
+
+    if not has_gpu():
+        monkeypatch.setattr(registry._LazyRegisteredModel, "_load_modelinfo_from_cache", lambda *_: None)
+        monkeypatch.setattr(registry, "_SUBPROCESS_COMMAND", ["false"])
     folder = without_key(family_model("glm4v_moe"), tmp_path / "glm", "head_dim")
     with pytest.raises(UserError) as caught:
         VllmSampler(

@@ -18,6 +18,7 @@ from uuid import uuid4
 import torch
 from transformers import PreTrainedConfig
 
+from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
 
@@ -46,6 +47,7 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
         threads_kept(),
         compiler_kept(),
         _own_shared_memory(),
+        _model_class_described_here(),
         folders_left_out_of_the_key(),
         phases_told(phase),
         bars_hidden(),
@@ -227,6 +229,24 @@ def _llvmlite_left_alone() -> Iterator[None]:
         yield
     finally:
         dispatcher._rebind_kernels = rebind
+
+
+@contextmanager
+def _model_class_described_here() -> Iterator[None]:
+    """Let vLLM ask what a model's class can do in this process, where there is no GPU.
+
+    By itself it asks another process at the first start of each class, so that CUDA is not initialized here. That one
+    imports torch and all of vLLM again. Either way it keeps the answer in its cache.
+    """
+    from vllm.model_executor.models import registry
+
+    run: Any = registry._run_in_subprocess
+    if not has_gpu():
+        registry._run_in_subprocess = lambda describe: describe()
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = run
 
 
 @contextmanager
