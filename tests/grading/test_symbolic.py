@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,9 @@ GOOD, WRONG = ("equal", r"\ln 8", r"3\ln 2"), ("equal", r"\ln 8", r"2\ln 3")
 ENDLESS = ("equal", "9", "9^{9^{9^9}}")  # more digits than there are particles: only a limit ends it
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def _started_as_a_user_s() -> Iterator[None]:
+    """Servers begin as children of this process; those of other tests are forked, which is much quicker."""
     use_own_grader()
     yield
     use_warm_grader()
@@ -36,7 +36,7 @@ def _started_as_a_user_s() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[SymbolicClient]:
-    client = SymbolicClient(workers=2, timeout=1.0, memory_bytes=1 << 30)
+    client = SymbolicClient(workers=2, timeout=0.5, memory_bytes=1 << 30)
     yield client
     client.close()
 
@@ -48,31 +48,26 @@ def test_cpu_time_decides_and_good_queries_survive(client: SymbolicClient) -> No
     assert (replies[1][1], replies[3][1]) == (True, False)
 
 
-def test_a_server_started_ahead_is_the_one_that_answers_and_leaves_no_process() -> None:
-    with closing(SymbolicClient(workers=2, timeout=1.0)) as client:
-        client.start()
-        assert client._server is not None
-        process = client._server.pid
-        for query, verdict in ((GOOD, True), (WRONG, False)):
-            client.start()  # it runs already
-            assert client.answer([query]) == [("ok", verdict)]
-        assert client._server.pid == process and runs(process)
-        processes = [process, *children_of(process)]
-        assert len(processes) > 1
-    assert eventually(lambda: not any(map(runs, processes)))  # the kernel may take a moment to end them
-
-
-def test_closing_before_the_server_is_ready_leaves_a_working_client(client: SymbolicClient) -> None:
+@pytest.mark.usefixtures("_started_as_a_user_s")
+def test_a_server_started_ahead_is_the_one_that_answers_also_behind_one_closed_before_it_was_ready(
+    client: SymbolicClient,
+) -> None:
     client.close()
     client.start()
     assert client._server is not None
-    process = client._server.pid
+    closed = client._server.pid
     client.close()
-    assert not runs(process)
-    assert client.answer([GOOD]) == [("ok", True)]
+    assert not runs(closed)
+    client.start()
+    process = client._server.pid
+    for query, verdict in ((GOOD, True), (WRONG, False)):
+        client.start()  # it runs already
+        assert client.answer([query]) == [("ok", verdict)]
+    assert client._server.pid == process and runs(process)
 
 
-def test_a_killed_server_is_replaced_and_knows_no_secret(
+@pytest.mark.usefixtures("_started_as_a_user_s")
+def test_a_killed_server_is_replaced_knows_no_secret_and_leaves_no_process(
     client: SymbolicClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.answer([GOOD]) == [("ok", True)]
@@ -89,12 +84,14 @@ def test_a_killed_server_is_replaced_and_knows_no_secret(
             *("LD_LIBRARY_PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         }
         assert "PYTHONHASHSEED=0" in environment  # the same text takes the same way every time
+    client.close()
+    assert eventually(lambda: not any(map(runs, processes)))  # the kernel may take a moment to end them
 
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[SymbolicClient]:
-    """Yield a client of one worker, which may take 128 MiB and is replaced after each query. CPU time is free."""
-    client = SymbolicClient(workers=1, timeout=100.0, memory_bytes=128 << 20, queries_per_worker=1)
+    """Yield a client of one worker, which may take 64 MiB and is replaced after each query. CPU time is free."""
+    client = SymbolicClient(workers=1, timeout=100.0, memory_bytes=64 << 20, queries_per_worker=1)
     yield client
     client.close()
 
@@ -125,7 +122,7 @@ def test_a_memory_bomb_meets_its_limit_and_harms_nothing_else(limited: SymbolicC
         assert grade(r"3\ln 2")[0] == "correct"
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         verdict, reason = grade(r"\sin(2^{9999^3})")
-        assert verdict == "error" and "128 MiB" in reason
+        assert verdict == "error" and "64 MiB" in reason
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB
         assert limited._server is not None
         peak = re.search(r"VmHWM:\s+([0-9]+)", Path(f"/proc/{limited._server.pid}/status").read_text())
@@ -141,7 +138,7 @@ def test_a_worker_writes_no_file_and_is_replaced(limited: SymbolicClient) -> Non
     limits = {row[:26].strip(): row[26:].split()[:2] for row in rows}
     assert limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
     soft, hard = limits["Max address space"]
-    assert soft == hard and 128 << 20 < int(soft) < 1 << 30
+    assert soft == hard and 64 << 20 < int(soft) < 1 << 30
     assert limited.answer([GOOD, WRONG]) == [("ok", True), ("ok", False)]
     assert eventually(lambda: worker not in workers(limited))
 
@@ -189,12 +186,13 @@ def test_a_comparison_that_waits_meets_the_wall_clock_and_is_an_error(
 ) -> None:
     """Take ENDLESS for a comparison that waits: its CPU clock would end it only after 100 seconds."""
     limited.close()
-    monkeypatch.setitem(limited.options, "wall_seconds", 1.0)
+    monkeypatch.setitem(limited.options, "wall_seconds", 0.5)
     (status, sentence), good = limited.answer([ENDLESS, GOOD])
     assert (status, good) == ("error", ("ok", True)) and "wall-clock" in sentence
     limited.close()
 
 
+@pytest.mark.usefixtures("_started_as_a_user_s")
 def test_a_server_that_cannot_start_says_what_is_missing() -> None:
     client = SymbolicClient(workers=1, timeout=1.0)
     client.options["path"] = []
