@@ -28,7 +28,7 @@ from vlm_rl.samplers.base import InProcessSampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
-from vlm_rl.types import Problem, Prompt
+from vlm_rl.types import Problem, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=60, responses=4)
 
@@ -73,11 +73,15 @@ def asked(prompts: list[Prompt], episodes: Any) -> SampleRequest:
     return SampleRequest(prompts, PARAMS, seed=1, step=0, episodes=episodes)
 
 
+@pytest.fixture(scope="module")
+def groups(sampler: InProcessSampler, builder: PromptBuilder, prompts: list[Prompt]) -> list[list[Rollout]]:
+    return sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder))))
+
+
 def test_log_probs_are_those_of_the_unmodified_model(
-    sampler: InProcessSampler, model: Path, builder: PromptBuilder, prompts: list[Prompt]
+    groups: list[list[Rollout]], model: Path, builder: PromptBuilder, prompts: list[Prompt]
 ) -> None:
     """Each episode alone through the plain model: an image that ids or features lack, or have twice, would show."""
-    groups = sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder))))
     rollouts = [rollout for group in groups for rollout in group]
     assert sum(len(seen.images) for r in rollouts for _, seen in r.observed) > 20
     assert {len(rollout.turns) for rollout in rollouts} >= {4}
@@ -93,9 +97,8 @@ def test_log_probs_are_those_of_the_unmodified_model(
 
 
 def test_later_turns_find_the_blocks_of_earlier_ones_in_the_engine_s_cache(
-    sampler: InProcessSampler, builder: PromptBuilder, prompts: list[Prompt]
+    sampler: InProcessSampler, groups: list[list[Rollout]]
 ) -> None:
-    groups = sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder))))
     turns = [(before, turn) for group in groups for r in group for before, turn in pairwise(r.turns)]
     if sampler.name != "vllm":
         assert {turn.num_cached for _, turn in turns} == {0}, "the portable engine has no such cache"
@@ -108,10 +111,10 @@ def test_later_turns_find_the_blocks_of_earlier_ones_in_the_engine_s_cache(
 
 
 def test_the_same_call_gives_the_same_bits(
-    sampler: InProcessSampler, builder: PromptBuilder, prompts: list[Prompt]
+    sampler: InProcessSampler, groups: list[list[Rollout]], builder: PromptBuilder, prompts: list[Prompt]
 ) -> None:
-    first, second = (sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder)))) for _ in range(2))
-    for ours, theirs in zip(first, second, strict=True):
+    again = sampler.generate(asked(prompts, RandomEpisodes(TurnWriter(builder))))
+    for ours, theirs in zip(groups, again, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.logprobs, b.logprobs)
