@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +25,13 @@ from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.sandbox.functions import decode, encode
 from vlm_rl.templates import last_program, programs
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[CodeGrader]:
+    """Yield a grader whose sandbox has proved its walls, half a second of work, for whoever does not close it."""
+    with CodeGrader(workers=1) as grader:
+        yield grader
 
 
 class Point(NamedTuple):
@@ -187,42 +195,38 @@ def test_tests_that_make_no_sense_are_refused(fields: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("text", ["", "!", "eJw=", base64.b64encode(zlib.compress(b"[" * 100_000)).decode(), 5, None])
-def test_packed_tests_that_are_broken_are_an_error_of_their_own(text: Any) -> None:
-    with CodeGrader(workers=1) as grader:
-        ((verdict, reason),) = grader.judge([("print(1)", {"tests": text})])
+def test_packed_tests_that_are_broken_are_an_error_of_their_own(grader: CodeGrader, text: Any) -> None:
+    ((verdict, reason),) = grader.judge([("print(1)", {"tests": text})])
     assert verdict == "error" and ("tests" in reason)
 
 
-def test_a_number_that_python_does_not_write_is_compared() -> None:
+def test_a_number_that_python_does_not_write_is_compared(grader: CodeGrader) -> None:
     tests = CodeTests(function="f", inputs=[[20_000]], outputs=[10**20_000], rule="equal")
-    with CodeGrader(workers=1) as grader:
-        programs = [(f"def f(n): return 10 ** n + {more}", {"tests": tests.packed()}) for more in (0, 1)]
-        (right, _), (wrong, reason) = grader.judge(programs)
+    programs = [(f"def f(n): return 10 ** n + {more}", {"tests": tests.packed()}) for more in (0, 1)]
+    (right, _), (wrong, reason) = grader.judge(programs)
     assert (right, wrong) == ("correct", "wrong") and "too large to show" in reason
 
 
 @pytest.mark.parametrize("value", ['{"float": 1%s}', '{"complex": [1%s, 0]}', '{"none": %s}'])
-def test_values_that_a_program_wrote_by_itself_are_wrong(value: str) -> None:
+def test_values_that_a_program_wrote_by_itself_are_wrong(grader: CodeGrader, value: str) -> None:
     """The descriptor of the answers is open to it, and an integer that JSON may hold is no float."""
     written = json.dumps('{"value": %s}\n' % (value % ("0" * 400)))
     source = f"import os\ndef f():\n    for fd in range(3, 16):\n        try: os.write(fd, {written}.encode())\n"
     source += "        except OSError: pass"
     tests = CodeTests(function="f", inputs=[[]], outputs=[1], rule="equal")
-    with CodeGrader(workers=1) as grader:
-        ((verdict, reason),) = grader.judge([(source, {"tests": tests.packed()})])
+    ((verdict, reason),) = grader.judge([(source, {"tests": tests.packed()})])
     assert verdict == "wrong"
     assert reason in ("test 1 of 1: what it returned cannot be read", "test 1 of 1: 2 answers to 1 calls")
 
 
 @pytest.mark.parametrize("caught", ["Exception", "BaseException"])
-def test_a_program_that_catches_the_end_of_its_time_is_wrong(caught: str) -> None:
+def test_a_program_that_catches_the_end_of_its_time_is_wrong(grader: CodeGrader, caught: str) -> None:
     wait = "import time\ndef f(seconds):\n    try: time.sleep(seconds)\n    except {}: pass\n    return seconds"
-    with CodeGrader(workers=1) as grader:
-        verdicts = {}
-        for seconds in (0.0, 2.0):
-            tests = CodeTests(function="f", inputs=[[seconds]], outputs=[seconds], rule="equal", seconds=1.0)
-            ((verdicts[seconds], reason),) = grader.judge([(wait.format(caught), {"tests": tests.packed()})])
-    assert verdicts == {0.0: "correct", 2.0: "wrong"} and "the time of one call is over" in reason
+    verdicts = {}
+    for seconds in (0.0, 1.0):
+        tests = CodeTests(function="f", inputs=[[seconds]], outputs=[seconds], rule="equal", seconds=0.5)
+        ((verdicts[seconds], reason),) = grader.judge([(wait.format(caught), {"tests": tests.packed()})])
+    assert verdicts == {0.0: "correct", 1.0: "wrong"} and "the time of one call is over" in reason
 
 
 HEADER = "from math import *"
@@ -265,11 +269,10 @@ def test_closing_ends_what_is_judged() -> None:
 _SAME_HASH = "L = [n * (2**61 - 1) for n in range(20_000)]\nclass S(set):\n    __iter__ = lambda s: iter(L)\n"
 
 
-def test_a_set_of_one_hash_is_not_made() -> None:
+def test_a_set_of_one_hash_is_not_made(grader: CodeGrader) -> None:
     """Neither one that a program returned, nor one in the tests of a set that somebody sent."""
     tests = CodeTests(function="f", inputs=[[1]], outputs=[[1] * 300_000], rule="equal")
-    with CodeGrader(workers=1) as grader:
-        ((verdict, reason),) = grader.judge([(f"{_SAME_HASH}def f(x): return S()", {"tests": tests.packed()})])
+    ((verdict, reason),) = grader.judge([(f"{_SAME_HASH}def f(x): return S()", {"tests": tests.packed()})])
     assert (verdict, reason) == ("wrong", "test 1 of 1: what it returned cannot be read")
     sent = {
         "function": "f",
@@ -304,11 +307,10 @@ def test_values_that_are_slow_to_compare_cost_a_process_of_their_own(monkeypatch
     assert judged == [("wrong", reason), ("correct", "passes all 2 tests")]
 
 
-def test_all_tests_of_a_program_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tests_of_a_program_share_a_limit(grader: CodeGrader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlm_rl.grading.code_grader._ALL_TESTS", 0.5)
     tests = CodeTests(inputs=["1"] * 30, outputs=["1"] * 30)
     slow = "import time\nwhile time.process_time() < 0.2: pass\nprint(1)"
-    with CodeGrader(workers=1) as grader:
-        ((verdict, reason),) = grader.judge([(slow, {"tests": tests.packed()})])
+    ((verdict, reason),) = grader.judge([(slow, {"tests": tests.packed()})])
     assert verdict == "wrong"
     assert reason.endswith("of 30: all tests together took more than 0.5 s of CPU time")
