@@ -76,7 +76,7 @@ def test_nor_is_another_trainers_file_or_a_card_without_an_end(
 
 @pytest.mark.parametrize(
     "header",
-    ["license: 2001-99-99", "license: 5", "license: !!int x", LAUGHS + "license: *a8", "license: " + "[" * 5000],
+    ["license: 2001-99-99", "license: 5", "license: !!int x", LAUGHS + "license: *a8", "license: " + "[" * 1000],
 )
 def test_a_card_that_cannot_be_read_names_no_licence(tmp_path: Path, header: str) -> None:
     """A card is of whoever wrote the data set, and only its licence is read."""
