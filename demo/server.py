@@ -187,8 +187,6 @@ def launch(
     token = read_token(token_file) if token_file else None
     fresh = secrets.token_urlsafe(24) if token is None and (open_wider or public_url) else None
     access = Access(token=token or fresh, open_wider=open_wider, public_url=public_url)
-    app = make_server(folders, access=access, live=live, first_view=first_view)
-    threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
@@ -196,6 +194,8 @@ def launch(
             probe.bind((host, port))
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose a different --port") from None
+    app = make_server(folders, access=access, live=live, first_view=first_view)
+    threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     place = f"[{host}]" if ":" in host else host
     print(f"demo at {public_url or f'http://{place}:{port}'} (Ctrl-C ends it)", flush=True)
     if fresh:

@@ -28,6 +28,7 @@ from vlm_rl.report.charts.points import Points
 from vlm_rl.report.charts.ridges import FEW, Ridge, ridges
 from vlm_rl.report.charts.shares import Quantiles, quantile_bars
 from vlm_rl.report.charts.versus import versus
+from vlm_rl.sandbox.limited import LimitedWorker
 from vlm_rl.stats import estimate
 
 
@@ -195,6 +196,8 @@ def test_an_expression_without_an_end_is_stopped_and_not_tried_again(tmp_path, m
     rows = rows_of([1], [RIGHT], response=["x" * 60])
     state = opened(tmp_path, rows, rows)
     patterns._refused.clear()
+    worker = LimitedWorker("vlm_rl.demo.numbers.pattern_worker.count", cpu_seconds=0.3, memory=256 << 20)
+    monkeypatch.setattr(patterns, "_worker", worker)
     assert "it was stopped" in count_pattern(state.table, state.keep_P, pattern).fault
     assert count_pattern(state.table, state.keep_P, "x+").uses[0].share == 1  # the next one is counted
     monkeypatch.setattr(patterns, "_worker", None)

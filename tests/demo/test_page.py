@@ -83,9 +83,15 @@ def wait_for_position(page, position: int, count: int = 24) -> None:
     )
 
 
-def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
-    with visit("?tab=problems") as opened:
+def test_the_page_says_who_reasons_longer_compares_checkpoints_and_asks_nobody_else(visit):
+    with visit() as opened:
         page = opened.page
+        page.wait_for_selector("#overview .chart svg >> nth=2")
+        lead = page.inner_text("#overview .lead")
+        assert "reasons longer than" in lead and "points" in lead and "Tokens per right answer" in lead
+        assert page.locator("#overview .lead").bounding_box()["y"] < 400
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.click("button[role=tab]:has-text('Problems')")
         page.wait_for_selector("#problem .ckpt >> nth=1")
         assert titles(page) == ["luspo · step 0", "luspo · step 40", "ba · step 10"]
         assert page.locator("#problem .verdicts .kind").all_inner_texts() == ["baseline"]
@@ -456,16 +462,6 @@ def test_mistakes_are_the_users(runs):
         taken.listen()
         with pytest.raises(UserError, match="choose a different --port"):
             launch(runs, port=taken.getsockname()[1])
-
-
-def test_the_first_screen_says_who_reasons_longer(visit):
-    with visit() as opened:
-        page = opened.page
-        page.wait_for_selector("#overview .chart svg >> nth=2")
-        lead = page.inner_text("#overview .lead")
-        assert "reasons longer than" in lead and "points" in lead and "Tokens per right answer" in lead
-        assert page.locator("#overview .lead").bounding_box()["y"] < 400
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.slow

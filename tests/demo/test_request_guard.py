@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 import sys
@@ -42,15 +43,20 @@ sys.addaudithook(_watch)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory) -> Iterator[httpx.Client]:
-    """Return a client of a page with every panel, whose live panel has a model to ask."""
+def app(tmp_path_factory) -> Iterator[Any]:
+    """Return a page with every panel, whose live panel has a model to ask, behind its guard."""
     run = build_run(tmp_path_factory.mktemp("guard") / "run", steps=2, num_problems=4)
     with chat_server() as models:
         live = LiveOptions([Endpoint("far", models.url("good"), "m")])
-        server = Served(make_server([run.path], live=live))
-        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
-            yield client
-        server.stop()
+        yield make_server([run.path], live=live)
+
+
+@pytest.fixture(scope="module")
+def client(app) -> Iterator[httpx.Client]:
+    server = Served(app)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        yield client
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +187,15 @@ def test_odd_addresses_and_headers_are_answered_without_a_line_in_the_log(client
     assert capfd.readouterr().err == ""
 
 
-def test_results_that_nobody_collects_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(request_guard, "_MAX_UNCOLLECTED", 12)
-    app = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
-    assert isinstance(app, request_guard.RequestGuard)
-    server = Served(app)
-    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
-        body = arrival(client, "")
-        for number in range(40):
-            client.post(JOIN, json=body | {"session_hash": f"s{number}"}).raise_for_status()
-        run_event(client, body)  # after which those before it are done
-        client.post(JOIN, json=body | {"session_hash": "last"}).raise_for_status()
-        waiting = sum(messages.qsize() for messages in app._waiting.values())
-    server.stop()
-    assert 0 < waiting < 40  # each event sends several; those of the last one may have come already
+def test_results_that_nobody_collects_are_forgotten(app, client, monkeypatch):
+    monkeypatch.setattr(request_guard, "_MAX_UNCOLLECTED", 4)
+    body = arrival(client, "")
+    for number in range(15):
+        client.post(JOIN, json=body | {"session_hash": f"s{number}"}).raise_for_status()
+    run_event(client, body)  # after which those before it are done
+    client.post(JOIN, json=body | {"session_hash": "last"}).raise_for_status()
+    waiting = sum(messages.qsize() for messages in app._waiting.values())
+    assert 0 < waiting < 15  # each event sends several; those of the last one may have come already
 
 
 def test_gradio_never_learns_a_foreign_address_of_its_own(client):
@@ -212,9 +213,9 @@ def test_the_page_may_run_its_own_inline_scripts_and_no_other(client):
 
 
 @pytest.mark.parametrize(("smuggled", "num_hashes"), [("", 5), ("<script>alert(1)</script>", 0)])
-def test_a_script_that_is_one_too_many_takes_the_others_permission(tmp_path, smuggled, num_hashes):
+def test_a_script_that_is_one_too_many_takes_the_others_permission(app, smuggled, num_hashes):
     template = Path(gr.__file__).parent / "templates" / "frontend" / "index.html"
-    guard: Any = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
+    guard = copy.copy(app)
     guard._app = HTMLResponse(template.read_text() + smuggled)
 
     async def policy() -> str:
