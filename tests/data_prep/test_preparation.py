@@ -36,8 +36,9 @@ from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType
 
 
-def many(folder: Path, count: int = 120) -> Path:
-    pictures = {f"{n}.jpg": encoded(smooth_noise(300 + n, 500, seed=n), "JPEG") for n in range(count)}
+def many(folder: Path, count: int, *, width: int = 80, height: int = 100) -> Path:
+    """Write rows with a picture each, wider by a pixel from row to row."""
+    pictures = {f"{n}.jpg": encoded(smooth_noise(width + n, height, seed=n), "JPEG") for n in range(count)}
     rows = [{"question": f"<image>Which is {name}?", "image": [f"images/{name}"]} for name in pictures]
     return write_virl(folder, rows, pictures)
 
@@ -56,7 +57,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_preparation_resumes_without_redoing_finished_shards(tmp_path, monkeypatch, workers) -> None:
-    source, out = many(tmp_path / "virl"), tmp_path / "sets" / "out"
+    source = many(tmp_path / "virl", 120, width=300, height=500)
+    out = tmp_path / "sets" / "out"
     (tmp_path / "run.py").write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, tmp_path / "run.py", source, out, str(workers)],
@@ -118,7 +120,7 @@ def test_shards_of_a_different_plan_and_broken_ones_are_made_again(tmp_path, mon
     assert len(list(partial.glob("shard-*.json"))) == 3
     options = Options()
     if change == "options":
-        options = Options(max_pixels=50_176)
+        options = Options(max_pixels=5000)
     elif change == "source":
         many(tmp_path / "other", 25)
         source = tmp_path / "other"
@@ -176,8 +178,8 @@ def test_load_dataset_opens_it_with_pictures(tmp_path) -> None:
         "parquet", data_files=str(tmp_path / "out/data.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert isinstance(loaded, datasets.Dataset)
-    assert loaded[2]["images"][0].size == (308, 504)  # 302 and 500 on the grid of 28
-    assert loaded[2]["originals"][0]["width"] == 302
+    assert loaded[2]["images"][0].size == (84, 112)  # 82 and 100 on the grid of 28
+    assert loaded[2]["originals"][0]["width"] == 82
 
 
 def test_the_card_is_one_that_datasets_reads(tmp_path) -> None:
@@ -267,7 +269,7 @@ def test_the_patch_size_is_that_of_the_tokenizers_model(tmp_path, family_model, 
 @pytest.mark.parametrize("model_type", ["internvl", "idefics3"])
 def test_tokens_of_tiles_are_those_of_the_prompt(tmp_path, family_model, model_type) -> None:
     """The counts are those of the prompts that the trainer builds, and the limit acts on them."""
-    model, source = family_model(model_type), many(tmp_path / "virl", 2)
+    model, source = family_model(model_type), many(tmp_path / "virl", 2, width=300, height=500)
     arguments = ["prepare", "virl39k", "--source", str(source), "--tokenizer", str(model), "--workers", "1"]
     assert main([*arguments, "--out", str(tmp_path / "out"), "--max-pixels", "50176"]) == 0
     builder = PromptBuilder(model, template=TEMPLATES["think_answer"], max_pixels=50_176)

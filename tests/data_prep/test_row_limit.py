@@ -176,14 +176,15 @@ def test_a_workbook_is_read_within_limits(tmp_path: Path, monkeypatch: pytest.Mo
     workbook_with(table, b"How many?", row=2000)
     assert [*read_tables([table])] == [("a.xlsx row 2000", {"question": "How many?"})]
 
-    workbook_with(table, b"How many?", row=10**12)
-    monkeypatch.setattr(spreadsheets, "_CPU_SECONDS", 1.5)
-    with pytest.raises(UserError, match=r"a.xlsx: as an Excel workbook it took more than 1.5 s of CPU time: save it"):
-        kinds(table)
-
     workbook_with(table, b"x" * 50_000_000)
-    monkeypatch.setattr(spreadsheets, "_MEMORY", 100 << 20)
-    with pytest.raises(UserError, match=r"as an Excel workbook it needed more (memory )?than"):
+    with monkeypatch.context() as patch:
+        patch.setattr(spreadsheets, "_MEMORY", 100 << 20)
+        with pytest.raises(UserError, match=r"as an Excel workbook it needed more (memory )?than"):
+            kinds(table)
+
+    workbook_with(table, b"How many?", row=10**12)
+    monkeypatch.setattr(spreadsheets, "_CPU_SECONDS", 0.5)
+    with pytest.raises(UserError, match=r"a.xlsx: as an Excel workbook it took more than 0.5 s of CPU time: save it"):
         kinds(table)
 
 

@@ -615,14 +615,14 @@ def test_what_says_that_it_looks_is_compared_with_the_rest(tmp_path):
     assert re.findall(r"<td[^>]*>(.*?)</td>", line) == said
 
 
-def test_stability_names_drop_and_spikes(tmp_path):
+def test_stability_names_drop_and_spikes(run, tmp_path):
     """Evaluations that end below the best, a norm of more than ten medians, and a loss that leaps."""
+    rows = run.evals()[0].rows().to_pylist()[:20]
     run = build_run(tmp_path / "run", eval_steps=())
     for record in run.metrics():
         step = int(record["step"])
         values = {"grad_norm": 900.0 if step == 31 else 1.0 + step % 3, "loss": 5.0 if step == 33 else step % 5 / 10}
         run.append_metrics(step, 1, values)
-    rows = build_run(tmp_path / "other").evals()[0].rows().to_pylist()[:20]
     for step, right in ((10, 4), (20, 16), (30, 12)):
         verdicts = [row | {"verdict": "correct" if k < right else "wrong"} for k, row in enumerate(rows)]
         run.write_eval("toy-test", step, verdicts, {"accuracy": right / 20})
@@ -635,13 +635,25 @@ def test_stability_names_drop_and_spikes(tmp_path):
     assert cells == ["run", "toy-test", "3", "80.0", "60.0", "20.0", "31.6", "run", "1 (step 31)", "1 (step 33)"]
 
 
-def test_the_readme_figure_shows_something_everywhere(run, tmp_path):
-    image = Image.open(write_readme_figure(run, tmp_path / "figure.png")).convert("RGB")
-    assert image.size == (2400, 960)
-    pixels = np.asarray(image)
+def figure_of(run: RunDirectory) -> np.ndarray:
+    """Return the pixels of the README's figure, of shape (height, width, 3)."""
+    image = Image.open(write_readme_figure(run, run.path / "figure.png")).convert("RGB")
+    return np.asarray(image).astype(int)
+
+
+def test_the_readme_figure_shows_something_everywhere_and_carries_the_stamp(tmp_path):
+    run = build_run(tmp_path / "run", steps=2)
+    pixels = figure_of(run)
+    assert pixels.shape == (960, 2400, 3)
     thirds = [pixels[300:, 0:950], pixels[300:, 950:1500], pixels[:, 1500:]]
     assert all((part != 255).any(axis=2).mean() > 0.01 for part in thirds)
     assert (pixels[:15] == 255).all() and (pixels[:, -15:] == 255).all()  # nothing is cut at the edges
+    run.stamp_contaminated(["MathVision"])
+    stamped = figure_of(run)
+    rows, columns = np.nonzero((pixels != stamped).any(axis=2))
+    assert rows.min() > 100 and rows.max() < 160 and columns.min() < 200  # the line below the headline
+    red = (stamped[..., 0] > 150) & (stamped[..., 1] < 120)
+    assert red[100:160].sum() > 200
 
 
 def test_the_readme_figure_counts_the_steps_trained(tmp_path, monkeypatch):
@@ -649,17 +661,6 @@ def test_the_readme_figure_counts_the_steps_trained(tmp_path, monkeypatch):
     run.append_metrics(5, 1, {"reward": 1.0})  # whose rollouts are not stored
     monkeypatch.setattr("vlm_rl.report.vega.png_of_svg", str.encode)
     assert "5 steps of reinforcement" in write_readme_figure(run, tmp_path / "figure.svg").read_text()
-
-
-def test_the_readme_figure_carries_the_stamp(tmp_path):
-    run = build_run(tmp_path / "run", steps=2)
-    clean = np.asarray(Image.open(write_readme_figure(run, tmp_path / "clean.png")).convert("RGB")).astype(int)
-    run.stamp_contaminated(["MathVision"])
-    stamped = np.asarray(Image.open(write_readme_figure(run, tmp_path / "stamped.png")).convert("RGB")).astype(int)
-    rows, columns = np.nonzero((clean != stamped).any(axis=2))
-    assert rows.min() > 100 and rows.max() < 160 and columns.min() < 200  # the line below the headline
-    red = (stamped[..., 0] > 150) & (stamped[..., 1] < 120)
-    assert red[100:160].sum() > 200
 
 
 def test_the_readme_figure_needs_something_to_compare(tmp_path):
