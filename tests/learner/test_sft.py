@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from tests.helpers.prepared_sets import write_problems
-from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
+from tests.helpers.toy_runs import Toys, assert_sound, metrics_of, state_of, toy_problem
 from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import load_set
@@ -220,13 +220,14 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, l
     assert not run.path.exists()
 
 
-def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
+def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path) -> None:
     path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
     result = toys.runner("sft", path, faults={"press_ctrl_c_in": {"phase": "save", "step": 1}})
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert "Ctrl-C: waiting for" in result.output and "Ctrl-C again stops at once" in result.output
     assert f"stopped by Ctrl-C after step 1; resume with: vlm-rl sft {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [1] and metrics_of(run) == metrics_of(whole)[:1]
+    assert_sound(run)
 
 
 def test_ctrl_c_twice_ends_a_run_at_once_even_where_python_drops_it(toys: Toys, learnable: Path) -> None:

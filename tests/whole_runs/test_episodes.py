@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.toy_runs import Toys, assert_equal_runs, rollouts_of
+from tests.helpers.resumed import assert_last_step_is_made_again
+from tests.helpers.toy_runs import Toys, rollouts_of
 from vlm_rl.run.turn_record import read_turns
 
 OWN: dict[str, Any] = {"allow_class": True, "options": {"most": 2}, "max_pixels": 6272}
@@ -18,17 +19,14 @@ ROWS: dict[str, Any] = {"train": {"micro_batch_tokens": 500}, "rollout": {"max_t
 
 
 def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
-    """A step, a resume, a second: as two in one go. The second begins where Adam, the order and the weights left off.
+    """The second step, made again, begins where Adam, the order and the weights of the first left off.
 
     A picture is shown before the first turn, and wrong answers are told to be wrong, up to twice.
     """
     how: dict[str, Any] = {"environment": BEGINNING, "data": {"max_prompt_tokens": 512}, **ROWS}
     how |= {"train": ROWS["train"] | {"steps": 2}, "checkpoint": {"every": 1}}
     whole = toys.train_run("episodes", **how)
-    toys.train_run("episodes-cut", **how | {"train": how["train"] | {"steps": 1}})
-    result = toys.runner("train", str(toys.config("episodes-cut", **how)), "--resume")
-    assert result.code == 0, result.output[-3000:]
-    assert_equal_runs(toys.run("episodes-cut"), whole)
+    assert_last_step_is_made_again(toys, whole)
     rows = [row for step in rollouts_of(whole) for row in step]
     episodes = [read_turns(row["turns"]) for row in rows]
     assert max(map(len, episodes)) == 1 + 3

@@ -16,7 +16,7 @@ import pytest
 
 from tests.crash_walk import RANKS, SAMPLERS, Walk, kind_of
 from tests.helpers import crash_points
-from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
+from tests.helpers.toy_runs import ExitResult, Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl.config import load_config
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.checkpoint import newest_verified
@@ -152,6 +152,21 @@ def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
     assert [step for step, _ in run.checkpoints()] == [best, 6]
 
 
+def test_the_step_of_the_best_evaluation_so_far_is_saved(toys: Toys, changes: dict) -> None:
+    """No checkpoint is due. The policy hardly moves, and the evaluations before a resume are told to be worse: the
+    first one after it is the best so far."""
+    more = {"checkpoint": {"every": 50, "keep_last": 9}, "eval": {"every": 1}}
+    run = toys.train_run("best-is-saved", **changes | more, train={"steps": 1, "lr": 1e-9})
+    saved = {1}
+    for last, keep_best in ((3, True), (5, False)):
+        for result in run.evals():
+            result.path.with_suffix(".json").write_text(json.dumps({**result.summary, "accuracy": 0.0}))
+        keys = f"train.steps={last}", f"checkpoint.keep_best={keep_best}"
+        assert toys.runner("train", run.path, *keys, "--resume").code == 0
+        saved |= {last - 1, last} if keep_best else {last}
+        assert {step for step, _ in run.checkpoints()} == saved
+
+
 def test_a_damaged_later_step_is_not_the_best(toys: Toys) -> None:
     """Steps 2 and 4 are saved and were right throughout, and 4 is damaged: 2 is the best once 3 is saved."""
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 1}, "checkpoint": {"every": 2}}
@@ -208,15 +223,37 @@ def test_a_run_that_another_process_writes_is_refused_by_name(toys: Toys, whole:
     assert not (run.path / ".lock").exists()  # a finished run has no such file
 
 
-def test_ctrl_c_keeps_the_step_in_progress_where_no_checkpoint_is_due(toys: Toys) -> None:
-    config = toys.config("ctrl-c", checkpoint={"every": 50}, train={"steps": 3})
-    result = toys.runner("train", str(config), faults={"press_ctrl_c_in": {"phase": "update", "step": 2}})
+@pytest.fixture(scope="module")
+def pressed(toys: Toys) -> tuple[Path, Path, ExitResult]:
+    """Return a configuration, its set, and how the run ended in whose second step of three Ctrl-C was pressed."""
+    data = Path(shutil.copytree(toys.train, toys.folder / "copy-of-train"))
+    changes = {"data": {"train": [str(data)]}, "checkpoint": {"every": 50}, "train": {"steps": 3}}
+    config = toys.config("ctrl-c", **changes)
+    fault = {"press_ctrl_c_in": {"phase": "update", "step": 2}}
+    return config, data, toys.runner("train", str(config), faults=fault)
+
+
+def test_ctrl_c_keeps_the_step_in_progress_where_no_checkpoint_is_due(
+    toys: Toys, pressed: tuple[Path, Path, ExitResult]
+) -> None:
+    *_, result = pressed
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert "Ctrl-C: waiting for what is in progress (" in result.output
     assert "Ctrl-C again stops at once and loses 1 step." in result.output
     run = toys.run("ctrl-c")
     assert f"stopped by Ctrl-C after step 2; resume with: vlm-rl train {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [2]
+
+
+def test_a_set_that_was_prepared_again_stops_a_resume(toys: Toys, pressed: tuple[Path, Path, ExitResult]) -> None:
+    """Its order would be another one, so that problems would come twice or never."""
+    config, data, _ = pressed
+    manifest = json.loads((data / "manifest.json").read_text())
+    (data / "manifest.json").write_text(json.dumps(manifest | {"sha256": {"data.parquet": "f" * 64}}))
+    result = toys.runner("train", str(config), "--resume")
+    assert result.code == 2 and f"{data} was prepared again since" in result.output, result.output[-3000:]
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    finish(toys, "ctrl-c", config)
 
 
 def test_ctrl_c_twice_says_what_is_lost_and_how_to_go_on(toys: Toys) -> None:
@@ -238,59 +275,32 @@ def test_a_checkpoint_is_due_by_time_too(toys: Toys) -> None:
     assert [step for step, _ in toys.run("by-time").checkpoints()] == [1, 2, 3]
 
 
-def test_the_step_of_the_best_evaluation_so_far_is_saved(toys: Toys, changes: dict) -> None:
-    """Whatever the tiny policy scores: a step is saved exactly where its accuracy is above all before it."""
-    for name, keep_best in (("best-is-saved", True), ("best-is-not", False)):
-        more = {"checkpoint": {"every": 50, "keep_last": 9, "keep_best": keep_best}, "eval": {"every": 1}}
-        config = toys.config(name, **changes | more | {"train": {"steps": 4, "lr": 3e-3}})
-        assert toys.runner("train", str(config)).code == 0
-        run = toys.run(name)
-        (benchmark, *_) = {result.benchmark for result in run.evals()}
-        scores = {result.step: result.summary["accuracy"] for result in run.evals(benchmark)}
-        rises = [step for step in scores if step and scores[step] > max(scores[s] for s in range(step))]
-        saved = [step for step, _ in run.checkpoints()]
-        assert saved == sorted({4, *(rises if keep_best else [])})
-
-
 # (phase, how often it has begun; drawing and generating are a rollout each) -> the step whose end (or, before the
 # update, beginning) is saved
-PHASES = {("rollout", 5): 2, ("reward", 2): 1, ("update", 3): 3, ("evaluation", 2): 2, ("save", 1): 2}
+PHASES = {("rollout", 5): 2, ("reward", 2): 1, ("evaluation", 2): 2, ("save", 1): 2}
 
 
-def test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is(toys: Toys, changes: dict) -> None:
-    """Step 3 is saved and damaged; a resume begins with step 2, ends step 3 again, and is stopped there."""
+def test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is(toys: Toys, changes: dict, whole) -> None:
+    """Step 3 is saved and damaged; a resume begins with step 2, ends step 3 again, and is stopped there. The whole is
+    what it would have been."""
     config = toys.config("term-damaged", **changes | {"checkpoint": {"every": 2, "keep_last": 2}})
-    checkpoints = toys.run("term-damaged").path / "checkpoints"
+    run = toys.run("term-damaged")
     for number, resume in ((3, []), (1, ["--resume"])):
         fault = {"terminate_in": {"phase": "update", "step": number}}
         result = toys.runner("train", str(config), *resume, faults=fault)
         assert result.code == EXIT_STOPPED and "after step 3" in result.output, result.output[-3000:]
-        newest = newest_verified(checkpoints)
+        assert f"resume with: vlm-rl train {run.path} --resume\n" in result.output
+        newest = newest_verified(run.path / "checkpoints")
         assert newest is not None and newest[1].step == 3
+        assert_sound(run)
         if not resume:
             (newest[0] / "config.json").write_text("{}")
+    finish(toys, "term-damaged", config)
+    assert_equal_runs(run, whole[0])
 
 
-def test_a_set_that_was_prepared_again_stops_a_resume(toys: Toys, changes: dict) -> None:
-    """Its order would be another one, so that problems would come twice or never."""
-    name = "prepared-again"
-    copy = toys.folder / "copy-of-train"
-    shutil.copytree(toys.train, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    config = toys.config(name, **changes | {"data": {"train": [str(copy)]}, "eval": {"every": 0}})
-    fault = {"terminate_in": {"phase": "update", "step": 1}}
-    assert toys.runner("train", str(config), faults=fault).code == EXIT_STOPPED
-    (copy / "manifest.json").write_text(json.dumps(manifest | {"sha256": {"data.parquet": "f" * 64}}))
-    result = toys.runner("train", str(config), "--resume")
-    assert result.code == 2 and f"{copy} was prepared again since" in result.output, result.output[-3000:]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    finish(toys, name, config)
-
-
-@pytest.mark.parametrize(
-    ("phase", "number"),
-    [pytest.param(*key, marks=[] if key[0] == "update" else pytest.mark.slow) for key in PHASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "number"), PHASES)
 def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
     name = f"term-{phase}"
     config = toys.config(name, **changes)

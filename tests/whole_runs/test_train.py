@@ -275,7 +275,7 @@ def test_dynamic_sampling_continues_when_nothing_is_left(toys: Toys) -> None:
 
 
 def test_dynamic_sampling_keeps_mixed_groups_only(toys: Toys) -> None:
-    run = toys.train_run("dapo", algorithm={"name": "dapo", "max_sampling_rounds": 3})
+    run = toys.train_run("dapo", algorithm={"name": "dapo", "max_sampling_rounds": 3}, train={"steps": 2})
     last = run.metrics()[-1]
     assert last["data/drawn"] == last["data/trained"] + last["data/skipped"]
     assert last["data/trained"] > 0
