@@ -1,6 +1,6 @@
 """Count what an update asks of a GPU, by part: operations, bytes, calls and host reads, without a GPU.
 
-    python perf/count_operations.py                    # a minute; the tables of docs/performance.md
+    python perf/count_operations.py                    # a minute; the tables of docs/performance_details.md
     python perf/count_operations.py --size tiny --prompt 70 --tokens 32
 
 The real policy computes on tensors without values (torch's meta device), and every aten operation is counted: its
