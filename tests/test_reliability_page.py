@@ -95,9 +95,8 @@ def test_what_no_gpu_has_run_is_called_experimental_everywhere() -> None:
     """The keys and commands of the table in docs/gpu.md are those whose own help says the word."""
     table = PAGES["docs/gpu.md"].partition("## Experimental")[2].partition("\n## ")[0]
     names = re.findall(r"`([^`]+)`", table[table.index("|---") :])
-    keys = {
-        name.partition(":")[0] for name in names if re.match(r"(model|algorithm|rollout|train|checkpoint)\.", name)
-    }
+    sections = r"(model|algorithm|environment|rollout|train|checkpoint)\."
+    keys = {name.partition(":")[0] for name in names if re.match(sections, name)}
     assert keys == {key.path for key in find_keys() if "experimental" in key.text.lower()}
     parser = command_line()
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))

@@ -208,9 +208,9 @@ def add_quickstart(commands: Commands) -> None:
         "--out", type=Path, help="the run directory to make (runs/quickstart, -tools or -real behind it)"
     )
     task = quick.add_mutually_exclusive_group()
-    tools = "with a tool: a board that cannot be read before the policy zooms; see docs/environments.md"
+    tools = f"with a tool: zoom into what the resolution hides; {EXPERIMENTAL}; see docs/environments.md"
     task.add_argument("--tools", action="store_true", help=tools)
-    real = "SmolLM2-135M, a pretrained language model, on word problems: docs/quickstart.md"
+    real = f"SmolLM2-135M, a pretrained language model, on word problems: docs/quickstart.md; {EXPERIMENTAL}"
     task.add_argument("--real", action="store_true", help=real)
     quick.add_argument("--yes", action="store_true", help="with --real: begin without a GPU too, which takes an hour")
     quick.set_defaults(command=_quickstart)

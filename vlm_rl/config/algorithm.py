@@ -63,7 +63,8 @@ class AlgorithmConfig(ConfigSection):
     tokens of each group; null: the algorithm's."""
     credit: Literal["uniform", "top_visual", "visual"] | None = None
     """What a token counts inside its response: all the same, only those that the image changes most (VPPO), or more
-    the more the image changes them (PGPO). Costs a forward pass without the image. null: the algorithm's."""
+    the more the image changes them (PGPO). Costs a forward pass without the image. null: the algorithm's.
+    Experimental on GPUs."""
     blind_image: Literal["blank", "noise", "masked"] = "blank"
     """What takes the image's place in that pass, in its size: the mean colour, noise, or the image with half of its
     patches in the mean colour, chosen at random once for each problem."""
@@ -104,12 +105,13 @@ class AlgorithmConfig(ConfigSection):
     rejection_max: Annotated[float, Field(ge=1)] = 3.0
     """The largest; TRL's default for sequences is 3."""
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL divergence to the frozen reference, model.path; with 0 no reference is loaded."""
+    """Weight of the KL divergence to the frozen reference, model.path; with 0 no reference is loaded. Experimental
+    on GPUs."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     perception_coef: NonNegativeFloat = 0.0
     """Weight of a bonus for the divergence of the policy from itself without the image (PAPO: 0.01 to 0.02). Costs a
-    forward pass with blank images; 0: none."""
+    forward pass with blank images; 0: none. Experimental on GPUs."""
     distillation: DistillationConfig = DistillationConfig()
     mask_truncated: bool = False
     """Overlong filtering (DAPO): a response cut at rollout.max_tokens is rewarded but not trained on."""

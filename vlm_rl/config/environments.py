@@ -17,7 +17,7 @@ class EnvironmentConfig(ConfigSection):
 
     name: str | None = None
     """zoom, python, answer_check, or your own class as module.Class (needs allow_class); null: a response is one
-    turn."""
+    turn. Environments are experimental on GPUs."""
     options: dict[str, Any] = {}
     """The environment's own options, by name; docs/environments.md lists those of the shipped ones."""
     instructions: str | None = None

@@ -84,7 +84,8 @@ class ModelConfig(ConfigSection):
 
     path: str
     """The model, of a family that docs/models.md lists: a Hugging Face folder, a run's checkpoint (RUN, RUN/60,
-    RUN/best), or a name of the hub, ORG/NAME or ORG/NAME@REVISION. The run keeps the revision that it began with."""
+    RUN/best), or a name of the hub, ORG/NAME or ORG/NAME@REVISION. The run keeps the revision that it began with.
+    Types other than qwen2_5_vl, and videos, are experimental on GPUs."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
     freeze: list[ModelPart] = []
