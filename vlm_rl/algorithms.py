@@ -1,4 +1,4 @@
-"""One row per published algorithm: advantage x ratio x surrogate x aggregation.
+"""One row per published algorithm: advantage x ratio x surrogate x aggregation x credit.
 
 The factors are independent: a configuration takes a named row and may replace any of them. vlm_rl.advantages and
 vlm_rl.losses compute each factor, with its equation and source beside the code.

@@ -1,4 +1,4 @@
-"""The policy loss as four independent factors: advantage x ratio x surrogate x aggregation.
+"""The policy loss as five independent factors: advantage x ratio x surrogate x aggregation x credit.
 
 The loss of one optimizer step is one weighted sum over all response tokens of its mini-batch,
 
