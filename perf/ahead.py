@@ -3,10 +3,10 @@
     python perf/ahead.py                   # minutes
     python perf/ahead.py --rounds 3 --steps 12
 
-Toy problems and a random tiny model, whose responses are nearly all of the longest length. The same server draws for
-ahead 0 and ahead 1, in turns; only the learner is started again. The run in process has both cores for its engine and
-its learner, which take turns. Seconds are means over all steps but the first, which pays for caches, and the last,
-which begins no other batch; saves and the start are not counted.
+Toy problems and a random tiny model, whose responses nearly all have the longest length. The same server samples
+for ahead 0 and ahead 1, in turns; only the learner is started again. The run in process has both cores for its engine
+and its learner, which take turns. Seconds are means over all steps but the first, which pays for caches, and the
+last, which begins no other batch; saves and the start are not counted.
 
 "Predicted" is `vlm-rl plan`'s simulation of the same steps, from the seconds and lengths that the runs with ahead 0
 measured. For ahead 0 it is a check of the bookkeeping, for ahead 1 of the simulation.

@@ -158,17 +158,17 @@ def make_groups(
 ) -> list[WeighedGroup]:
     """Return groups whose responses have ``shortest`` of ``tokens`` to all of them."""
     rng = np.random.default_rng(0)
-    draw = partial(rng.integers, 16, vocabulary, dtype=np.int32)
+    make_ids = partial(rng.integers, 16, vocabulary, dtype=np.int32)
     lengths = np.linspace(shortest * tokens, tokens, responses).round().astype(int)
     groups = []
     for index in range(prompts):
         picture = np.array([START, *[IMAGE] * side**2, END], dtype=np.int32)
-        ids = np.concatenate([picture, draw(text)])
+        ids = np.concatenate([picture, make_ids(text)])
         pixels = torch.from_numpy(rng.normal(size=(4 * side**2, 1176)).astype(np.float32))
         vision = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * side, 2 * side]])}
         prompt = Prompt(str(index), "", "", ids, ids, (), vision)
         rollouts = [
-            Rollout(str(index), i, draw(n), np.zeros(n, np.float32), "", "stop", 0) for i, n in enumerate(lengths)
+            Rollout(str(index), i, make_ids(n), np.zeros(n, np.float32), "", "stop", 0) for i, n in enumerate(lengths)
         ]
         advantages = rng.normal(size=responses)
         weights = token_weights("length_weighted", lengths[None], advantages[None], max_tokens=tokens)[0] / prompts
@@ -361,7 +361,7 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
 
     def gradients(way: str, dtype: torch.dtype, **options: int) -> tuple[Tensor, Tensor]:
         policy = make_policy(config, device, torch.float32, way=way)
-        for parameter in policy.parameters():  # drawn in float32: other dtypes may draw other numbers
+        for parameter in policy.parameters():  # made in float32: other dtypes may give other numbers
             parameter.data = parameter.data.to(dtype)
         backward = padded_backward if way == "padded" else shared_backward
         with torch.set_grad_enabled(has_backward(way, device)):

@@ -99,7 +99,7 @@ _SHADES = ("#b9cde8", "#8fb0db", "#3a6fb7", "#27508a", "#16315a")  # one per siz
 class Simulation(NamedTuple):
     mean: float  # of the baseline over the groups of S
     error: float  # its standard error
-    groups: int  # how many of the groups drawn were in S
+    groups: int  # how many of the sampled groups were in S
 
 
 def mean_baseline(p: np.ndarray | float, size: int) -> np.ndarray:
@@ -182,7 +182,7 @@ def truncated_normal(center: float) -> Any:
 
 
 def simulate(p: float, size: int, *, groups: int, seed: int) -> Simulation:
-    """Return the mean baseline of drawn groups, read back from the advantages that training would compute.
+    """Return the mean baseline of sampled groups, read back from the advantages that training would compute.
 
     ``group_center`` is r - baseline, and exactly 0 for all of a group outside S.
     """
@@ -278,8 +278,8 @@ def print_tables(*, groups: int, seed: int) -> None:
     for p in SIMULATED_P:
         cells = []
         for size in SIZES:
-            drawn, exact = simulate(p, size, groups=groups, seed=seed), float(mean_baseline(p, size))
-            cells.append(f"{exact - p:+.6f} ({_distance(drawn, exact):+.1f})")
+            sampled, exact = simulate(p, size, groups=groups, seed=seed), float(mean_baseline(p, size))
+            cells.append(f"{exact - p:+.6f} ({_distance(sampled, exact):+.1f})")
         print(f"{p:>6.2f} " + "".join(f"{cell:>19}" for cell in cells))
     print("\nP(p_hat > p | S), averaged over uniform p; * marks where the paper's number does not hold")
     print(f"{'G':>4}" + "".join(f"{name:>20}" for name in ("p < 0.5 (> 63%)", "p < 0.25 (> 78%)", "p < 2/G (> 78%)")))
@@ -313,8 +313,8 @@ def _interval(low: float, high: float) -> str:
     return f"{max(low, 0):.3f} to {high:.3f}{'*' if low < 1.3 < high else ' '}"
 
 
-def _distance(drawn: Simulation, exact: float) -> float:
-    return (drawn.mean - exact) / drawn.error if drawn.error else 0.0
+def _distance(sampled: Simulation, exact: float) -> float:
+    return (sampled.mean - exact) / sampled.error if sampled.error else 0.0
 
 
 def write_picture(out: Path, *, groups: int, seed: int) -> None:
@@ -474,7 +474,7 @@ def _axis(field: str, title: str, *, low: float, high: float) -> Spec:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="also write the picture here (PNG)")
-    parser.add_argument("--groups", type=int, default=20_000, help="drawn for each simulated point")
+    parser.add_argument("--groups", type=int, default=20_000, help="sampled for each simulated point")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, help="a folder of vlm-rl eval with --samples: its table alone")
     parser.add_argument("--size", type=int, default=8, help="G of --run")

@@ -4,7 +4,7 @@
     python perf/versus_trl_losses.py
 
 TRL's own GRPOTrainer._compute_loss is called on a trainer object that holds its settings and nothing
-else; where it would ask the model for log-probs it gets the ones that we drew. Compared are the rules
+else; where it would ask the model for log-probs it gets the ones that we sampled. Compared are the rules
 whose formula in TRL is the paper's: grpo, dr_grpo, dapo, gspo, luspo, cispo, and the KL term (under
 token means, which is where the two agree by definition). BA and HA-DW have no counterpart there.
 Float64; one line per rule, and a non-zero exit if a value or a gradient differs by more than 1e-10.
@@ -55,8 +55,8 @@ class Batch:
     advantages_N: Tensor
 
 
-def draw(seed: int, *, spread: float) -> Batch:
-    """Draw log-probs whose ratios to the old ones have about this spread, so that some clip and some do not."""
+def random_batch(seed: int, *, spread: float) -> Batch:
+    """Make random log-probs whose ratios to the old ones have about this spread: some clip and some do not."""
     rng = np.random.default_rng(seed)
     num = GROUPS * RESPONSES
     lengths = rng.integers(1, MAX_TOKENS + 1, size=num)
@@ -165,7 +165,7 @@ def trls(name: str, rule: Algorithm, batch: Batch, kl_coef: float) -> tuple[floa
 def compare(name: str, *, seed: int, kl_coef: float = 0.0) -> tuple[float, float, float, float]:
     """Return our loss, its difference from TRL's, the gradients' difference over their norm, and the clip share."""
     rule = ALGORITHMS[name]
-    batch = draw(seed, spread=0.3 if rule.ratio == "token" else 3e-3)
+    batch = random_batch(seed, spread=0.3 if rule.ratio == "token" else 3e-3)
     value, gradient, sums = ours(rule, batch, kl_coef)
     other, other_gradient, _ = trls(name, rule, batch, kl_coef)
     gap = float((gradient - other_gradient).norm() / other_gradient.norm())

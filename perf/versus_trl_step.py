@@ -7,7 +7,7 @@ The same tiny Qwen2.5-VL, problems, reward function, G, longest response and one
 rollout. TRL's side is GRPOTrainer.train() with its default generation (transformers), its micro-batch
 tried at each of MICRO_BATCHES and the fastest taken; ours is the product's own training step, with
 transformers and, where it is installed, with vllm. Each side runs in a process of its own; they take
-turns step by step. Both draw their responses themselves, so lengths differ a little: the times are
+turns step by step. Both sample their responses themselves, so lengths differ a little: the times are
 divided by the generated tokens. The first step of each is left out.
 """
 

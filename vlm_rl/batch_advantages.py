@@ -1,8 +1,9 @@
 """Advantages that look beyond the sum of rewards in a prompt's group, and terms for length: pure functions.
 
-``decoupled_norm`` (GDPO) normalises each part of the reward for itself, ``shrunk_baseline`` (EBPO) draws a group's
-baseline towards the rewards of all steps, ``pass_rate_penalty`` is a part of the reward that depends on the group,
-and ``brevity_bonus`` is added to positive advantages. Everything is float64; NaN marks a response that is left out.
+``decoupled_norm`` (GDPO) normalises each part of the reward separately, ``shrunk_baseline`` (EBPO) shrinks a group's
+baseline towards the mean reward of all steps, ``pass_rate_penalty`` is a part of the reward that depends on the
+group, and ``brevity_bonus`` is added to positive advantages. Everything is float64; NaN marks a response that is left
+out.
 """
 
 from __future__ import annotations

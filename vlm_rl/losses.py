@@ -33,7 +33,7 @@ def token_ratio(logp_K: Tensor, old_logp_K: Tensor, response_K: Tensor, lengths_
 
     Args:
         logp_K: current log-probs.
-        old_logp_K: those at the weights that drew the responses.
+        old_logp_K: those at the weights that sampled the responses.
         response_K: the response that each token belongs to; not used by this ratio.
         lengths_n: tokens of each response; not used by this ratio.
     """
@@ -249,7 +249,7 @@ def correction_weights(
     mean over the response, as in the ratio itself.
 
     Args:
-        old_logp_K: the learner's log-probs at the weights that drew the responses.
+        old_logp_K: the learner's log-probs at the weights that sampled the responses.
         sampler_logp_K: the sampler's.
         response_K: the response that each token belongs to.
         lengths_n: tokens of each response.
@@ -277,7 +277,7 @@ def kept_tokens(
     gaps (`sequence`) or of their mean (`geometric`): verl's token_k1, seq_sum_k1 and seq_mean_k1.
 
     Args:
-        old_logp_K: the learner's log-probs at the weights that drew the responses.
+        old_logp_K: the learner's log-probs at the weights that sampled the responses.
         sampler_logp_K: the sampler's.
         response_K: the response that each token belongs to.
         lengths_n: tokens of each response.
@@ -327,7 +327,7 @@ def top_divergence(top_logp_Kk: Tensor, teacher_top_Kk: Tensor) -> Tensor:
 
     Distributions over fewer outcomes diverge less, so 0 <= D <= the KL over the whole vocabulary. Without the bucket
     D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as that, and an id that the policy
-    never draws (a banned one, of a teacher that knows no bans) as p_v = 0.
+    never samples (a banned one, of a teacher that knows no bans) as p_v = 0.
 
     Args:
         top_logp_Kk: the policy's log-probs of the k ids, with gradient.

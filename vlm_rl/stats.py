@@ -54,7 +54,7 @@ def score_interval(scores_P: np.ndarray, clusters: Clusters | None = None) -> tu
 
     Scores of 0 and 1 get Wilson's interval (Wilson 1927), others the percentile bootstrap. Equal scores get Wilson's
     too: the bootstrap would be a point, as if more problems could not change it. The same scores have the same
-    interval on every page and in every file, whatever their order: they are sorted, and the draws are fixed.
+    interval on every page and in every file, whatever their order: they are sorted, and the resamples are fixed.
     `clusters` says which problems belong together, as in the module's docstring.
     """
     scores_P = np.asarray(scores_P, dtype=np.float64)
@@ -84,8 +84,8 @@ def _ratio(sum_C: np.ndarray, size_C: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def _bootstrap(statistic: Callable[..., Any], *columns: np.ndarray) -> tuple[float, float]:
-    """Return the percentile interval of a statistic of columns whose rows are drawn with replacement."""
-    drawn = scipy.stats.bootstrap(
+    """Return the percentile interval of a statistic of columns whose rows are resampled with replacement."""
+    resampled = scipy.stats.bootstrap(
         columns,
         statistic,
         paired=len(columns) > 1,
@@ -94,7 +94,7 @@ def _bootstrap(statistic: Callable[..., Any], *columns: np.ndarray) -> tuple[flo
         method="percentile",
         rng=np.random.default_rng(0),
     )
-    return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
+    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)
 
 
 def _wilson(num_right: int, num: int) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def estimate(
     value or cluster has no interval.
 
     The t interval of equal values is a point, as if no other value could differ. Between bounds they get an exact one
-    instead. If a share u of all values differs, n draws show none of it with probability (1 - u)^n, which is 2.5 % at
+    instead. If a share u of all values differs, n values miss it with probability (1 - u)^n, which is 2.5 % at
     u = 1 - 0.025^(1/n) (Clopper and Pearson 1934). The ends are the means with such a share at either bound, and the
     detectable difference is the longer side. Differences of 1 exclude 0 where the sign test does: from six on.
     """

@@ -208,7 +208,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptIds:
-    """The ids that top-p and top-k left to draw from, of each token of a response, end to end."""
+    """The ids that top-p and top-k left to sample from, of each token of a response, end to end."""
 
     ids: np.ndarray  # int32 [sum of counts]
     counts: np.ndarray  # int32 [R], 1 at least
@@ -247,7 +247,7 @@ class Rollout:
     prompt_experts: np.ndarray | None = None
     turns: tuple[Turn, ...] = ()  # of an episode; (): there is no environment
     num_cached: int = 0  # prompt tokens whose keys and values the engine had, where it says so
-    kept: KeptIds | None = None  # what truncation left to draw from; None: all ids
+    kept: KeptIds | None = None  # what truncation left to sample from; None: all ids
     start: EpisodeStart | None = None  # the prompt's, as a part of which it is never in `turns`
 
     @property

@@ -126,7 +126,7 @@ class AskQueue:
             page: the visitor's page, which asks one question at a time.
             names: of the backends to ask, one for each column.
             question: to ask.
-            settings: how to draw.
+            settings: how to sample.
 
         Raises UserError for a question that is refused, and where the line does not move for limits.max_seconds more
         than an answer may take.

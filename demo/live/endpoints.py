@@ -112,7 +112,7 @@ def body_of(question: LiveQuestion, settings: AskSettings, *, model: str, system
 
     Args:
         question: text and picture.
-        settings: how to draw.
+        settings: how to sample.
         model: the server's name of it.
         system: the system message; "" sends none.
 

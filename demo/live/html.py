@@ -104,8 +104,8 @@ def columns_html(
 
 def settings_text(settings: AskSettings) -> str:
     """Say in words what all columns have in common."""
-    drawn = "greedy (temperature 0)" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
-    return f"seed {settings.seed} · {drawn} · at most {settings.max_tokens:,} tokens"
+    sampling = "greedy (temperature 0)" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
+    return f"seed {settings.seed} · {sampling} · at most {settings.max_tokens:,} tokens"
 
 
 def _status(state: AskState) -> str:

@@ -23,7 +23,7 @@ class LiveQuestion:
 
 @dataclass(frozen=True, slots=True)
 class AskSettings:
-    """How every column draws its answer."""
+    """How every column samples its answer."""
 
     seed: int = 0
     temperature: float = 0.0  # 0 is greedy

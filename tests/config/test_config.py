@@ -492,7 +492,7 @@ def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[s
         f"algorithm.hadw.{name}" for name in HadwConfig.model_fields
     }
     assert cli.main(["config", "rollout.top_k"]) == 0
-    assert capsys.readouterr().out.startswith("rollout.top_k: a whole number at least 0; default 0\n    Draw")
+    assert capsys.readouterr().out.startswith("rollout.top_k: a whole number at least 0; default 0\n    Sample")
     assert cli.main(["config", "clip_ratio"]) == 2 and "algorithm.clip_low" in capsys.readouterr().err
     assert cli.main(["config", "train.lrr"]) == 2 and "did you mean 'train.lr'?" in capsys.readouterr().err
 

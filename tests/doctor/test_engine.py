@@ -118,7 +118,7 @@ def subject(model: Path) -> Iterator[EngineUnderTest]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "DRAWS", 1000)
+    monkeypatch.setattr(engine, "SAMPLED", 1000)
     monkeypatch.setattr(engine, "CYCLES", 2)
 
 

@@ -46,8 +46,8 @@ def test_what_takes_other_memory_is_kept_too_and_another_engine_is_said(tmp_path
         "rollout.sampler is 'transformers' from now on, and was 'auto'",
         "rollout.vllm.enforce_eager is True from now on, and was None",
         f"{offload}.device is 'cpu' from now on, and was None",
-        "with a different rollout.sampler, rollout.vllm.enforce_eager the run draws other responses than it would "
-        "have drawn, from the same distribution",
+        "with a different rollout.sampler, rollout.vllm.enforce_eager the run samples other responses than it would "
+        "have, from the same distribution",
     ]
     assert run.config() == smaller
     for key, value in {"rollout.vllm.kv_cache_dtype": "fp8", f"{offload}.device": "cpu"}.items():

@@ -1,23 +1,23 @@
-"""From logits to a drawn token, by hand."""
+"""From logits to a sampled token, by hand."""
 
 from __future__ import annotations
 
 import torch
 
-from vlm_rl.samplers.distribution import draw, process_logits, uniforms
+from vlm_rl.samplers.distribution import process_logits, sample, uniforms
 
 
 def test_inverse_cdf_by_hand() -> None:
     """Masses 0, .25, .25, 0, .5: the CDF steps at .25, .5 and 1; token 0 and 3 have no interval."""
     logits = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5]).log()
     points = [0.0, 0.2, 0.25, 0.49, 0.5, 0.99, 1 - 2**-53]
-    drawn = draw(logits.expand(len(points), -1), torch.tensor(points, dtype=torch.float64))
-    assert drawn.tolist() == [1, 1, 2, 2, 4, 4, 4]
+    sampled = sample(logits.expand(len(points), -1), torch.tensor(points, dtype=torch.float64))
+    assert sampled.tolist() == [1, 1, 2, 2, 4, 4, 4]
 
 
 def test_the_last_token_may_be_banned() -> None:
     logits = torch.tensor([[1.0, 2.0, -float("inf"), -float("inf")]])
-    assert draw(logits, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 1
+    assert sample(logits, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 1
 
 
 def test_processing_order_by_hand() -> None:

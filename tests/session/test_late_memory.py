@@ -74,7 +74,7 @@ def test_a_killed_run_resumes_in_less_memory_and_with_another_sampler(toys: Toys
     other = toys.runner("train", run.path, "--resume", "rollout.sampler=vllm", "rollout.vllm.enforce_eager=true")
     assert other.code == 0, other.output[-3000:]
     assert (
-        "with a different rollout.sampler, rollout.vllm.enforce_eager the run draws other responses" in other.output
+        "with a different rollout.sampler, rollout.vllm.enforce_eager the run samples other responses" in other.output
     )
     assert [step for step, _ in run.checkpoints()] == [2, 4] and run.config().rollout.sampler == "vllm"
     assert metrics_of(run)[:2] == metrics_of(whole)[:2]

@@ -19,7 +19,7 @@ def test_it_draws_with_the_engine_of_the_run(toys: Toys, runner: Runner) -> None
     config = toys.config("first", rollout={"sampler": "vllm"})
     result = runner(module="vlm_rl.toy.first_start", arguments=[str(config)])
     assert result.code == 0, result.output
-    assert result.output.endswith("vllm drew 4 responses\n")  # rollout.prompts_per_step
+    assert result.output.endswith("vllm sampled 4 responses\n")  # rollout.prompts_per_step
 
 
 @pytest.mark.parametrize("script", ["exit 3", "exec sleep 600"], ids=["fails", "hangs"])

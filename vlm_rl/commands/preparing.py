@@ -101,7 +101,7 @@ def add_plan(commands: Commands) -> None:
         "--sync-seconds", type=float, metavar="S", help="seconds of a sync (default: --run's, else 3, assumed)"
     )
     plan.add_argument(
-        "--decode-tokens-per-second", type=float, metavar="X", help="tokens that a full engine on one card draws"
+        "--decode-tokens-per-second", type=float, metavar="X", help="tokens that a full engine on one card samples"
     )
     plan.add_argument(
         "--learner-tokens-per-second", type=float, metavar="X", help="tokens that one card trains on, prompts too"

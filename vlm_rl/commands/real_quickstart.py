@@ -117,7 +117,7 @@ def real_quickstart(
     Args:
         out: the run directory; OUT-data holds the sets, the model and the cold start.
         seed: of the problems, the training and the sampling.
-        sampler: the engine that draws the responses.
+        sampler: the engine that samples the responses.
         algorithm: a key of algorithms.ALGORITHMS.
         on_cpu: begin although there is no GPU.
         sizes: of the data and the runs; None for SIZES.

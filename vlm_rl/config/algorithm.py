@@ -43,7 +43,7 @@ class AlgorithmConfig(ConfigSection):
     """The row of vlm_rl.algorithms that sets what is null below; docs/algorithms.md describes each."""
     advantage: Literal["group_norm", "group_center", "leave_one_out", "gdpo", "ebpo"] | None = None
     """Baseline and scale of a response's reward within its group; gdpo normalises each part of the reward for itself,
-    ebpo draws the baseline towards the rewards of all steps; null: the algorithm's."""
+    ebpo shrinks the baseline towards the mean reward of all steps; null: the algorithm's."""
     gdpo_weights: dict[str, NonNegativeFloat] = {}
     """What each part of the reward counts in the advantage gdpo, by its name in the metrics; 1 where it is missing.
     The part's weight in reward.* cancels there."""
@@ -89,10 +89,10 @@ class AlgorithmConfig(ConfigSection):
     sapo_temperature_neg: PositiveFloat = 1.05
     """Temperature of the surrogate sapo elsewhere; larger fades sooner."""
     dynamic_sampling: bool | None = None
-    """Leave out groups whose answers are all right or all wrong, and draw whole batches until the step is full; null:
-    the algorithm's."""
+    """Leave out groups whose answers are all right or all wrong, and sample whole batches until the step is full;
+    null: the algorithm's."""
     max_sampling_rounds: PositiveInt = 10
-    """How many batches dynamic sampling may draw for one step; DAPO's script has 10."""
+    """How many batches dynamic sampling may take for one step; DAPO's script has 10."""
     std_ddof: Literal[0, 1] = 1
     """Degrees of freedom of the group's standard deviation."""
     correction_cap: PositiveFloat = 2.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _LEARNERS = "the learner's sums, whose scale is fixed"
-_WHOLE = "the learner, which computes the unmodified model on the problems that the run draws"
+_WHOLE = "the learner, which computes the unmodified model on the problems that the run takes"
 DEEPSPEED = {
     "train_batch_size": "rollout.prompts_per_step and train.mini_batch_prompts",
     "train_micro_batch_size_per_gpu": "train.micro_batch_tokens",

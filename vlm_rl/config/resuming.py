@@ -14,7 +14,7 @@ GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is compu
     "model.offload_activations",
     "algorithm.distillation.offload",
 )
-ENGINE_KEYS = (  # by what responses are drawn: others than without the change, of the same distribution
+ENGINE_KEYS = (  # a change gives different responses, from the same distribution
     "rollout.batch_invariant",
     "rollout.batch_size",
     "rollout.sampler",

@@ -40,20 +40,20 @@ class RolloutConfig(ConfigSection):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; the learner's log-probs use it too."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw from the most likely of the top_k tokens that together have this share of their probability; 1: from all
+    """Sample from the most likely of the top_k tokens that together have this share of their probability; 1: from all
     of them. The learner's log-probs are then over what was kept. Needs a top_k."""
     top_k: NonNegativeInt = 0
-    """Draw from so many most likely tokens; 0: from all. It bounds the ids that are kept of each token. Needs sampler
-    transformers, or vllm on a GPU, where it is experimental. See docs/algorithms.md."""
+    """Sample from this many most likely tokens; 0: from all. It bounds the ids that are kept of each token. Needs
+    sampler transformers, or vllm on a GPU, where it is experimental. See docs/algorithms.md."""
     max_gap: PositiveFloat | None = None
     """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
     null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     carry_over: float | None = Field(default=None, gt=0, lt=1)
     """Share of the groups in progress that a step waits for: it trains on these, always prompts_per_step, and the
-    next step draws the others on. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
+    next step continues the others. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
     for every response. See docs/performance.md."""
     ahead: NonNegativeInt = 0
-    """k: servers draw the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
+    """k: servers sample the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
     sampler: server. 0: on policy. See docs/scaling.md. Experimental on GPUs."""
     max_age: NonNegativeInt | None = None
     """Largest age of a token, in rollout steps; must be below ahead. Groups with an older token are dropped and
@@ -64,11 +64,11 @@ class RolloutConfig(ConfigSection):
     """Ranks, or cards of a server, that hold one vLLM engine together, for a model that fits no single card. With the
     vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md. Experimental on GPUs."""
     offload_optimizer: bool = False
-    """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
+    """Keep the optimizer's masters and moments in host memory while responses are sampled: the engine may then take a
     larger share of the card. Needs ZeRO 2 or 3."""
     batch_invariant: bool = False
-    """Let vLLM compute a response the same whatever is drawn beside it, by slower kernels (VLLM_BATCH_INVARIANT). In
-    the learner's process these also take the place of torch's softmax, mean and batched products. Needs a GPU, and
+    """Let vLLM compute a response the same whatever else is in its batch, by slower kernels (VLLM_BATCH_INVARIANT).
+    In the learner's process these also take the place of torch's softmax, mean and batched products. Needs a GPU, and
     sampler vllm or server. See docs/reliability.md. Experimental on GPUs."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
@@ -95,7 +95,7 @@ class RolloutConfig(ConfigSection):
 
     @property
     def mixes_versions(self) -> bool:
-        """Tell whether a step may train on tokens that earlier weights drew."""
+        """Tell whether a step may train on tokens that earlier weights sampled."""
         return self.carry_over is not None or self.ahead > 0
 
     def conflicts(self) -> Iterator[str]:
@@ -106,7 +106,7 @@ class RolloutConfig(ConfigSection):
             )
         if self.ahead and self.sampler != "server":
             yield (
-                f"ahead is {self.ahead}, and sampler is {self.sampler}, which draws in the learner's process: set "
+                f"ahead is {self.ahead}, and sampler is {self.sampler}, which samples in the learner's process: set "
                 "sampler to server, or leave ahead out"
             )
         if self.ahead and self.carry_over is not None:

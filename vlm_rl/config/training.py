@@ -276,7 +276,7 @@ class Config(ConfigSection):
                 if value := getattr(self.rollout, key):
                     yield (
                         f"train.old_logprobs is sampler, and rollout.{key} is {value}: the sampler's log-probs of "
-                        "older tokens are those of the weights that drew them, and the ratio would be clipped by "
+                        "older tokens are those of the weights that sampled them, and the ratio would be clipped by "
                         "their age; use train.old_logprobs=learner"
                     )
         row = self.trained_tokens

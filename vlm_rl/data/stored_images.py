@@ -1,6 +1,6 @@
 """Read the images of a prepared set from its Parquet file when they are used.
 
-The images of a set may need more memory than a rank has, and training draws rows in random order. So only
+The images of a set may need more memory than a rank has, and training takes rows in random order. So only
 the table without them is held, and the few megabytes of images that were read last.
 """
 

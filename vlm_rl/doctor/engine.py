@@ -1,4 +1,4 @@
-"""Checks of the rollout engine: what a sync brings into it, and what it draws."""
+"""Checks of the rollout engine: what a sync brings into it, and what it samples."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vlm_rl.types import Prompt, Rollout
 
 CYCLES = 3
 BFLOAT16_LIMIT = 0.05  # nats per token; in float32 the limit is the self-check's
-DRAWS, LEAST_P = 10_000, 1e-4  # a sound engine is called off once in 10^4 machines
-LEAST_EXPECTED = 5  # draws of a token, below which Pearson's statistic is not chi-square distributed
+SAMPLED, LEAST_P = 10_000, 1e-4  # a sound engine is called off once in 10^4 machines
+LEAST_EXPECTED = 5  # times a token is expected, below which Pearson's statistic is not chi-square distributed
 GRAPHS: Mapping[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, RESPONSES, 2 * RESPONSES]},
@@ -76,19 +76,19 @@ def move(policy: Policy, *, seed: int) -> None:
 
 
 def draws(subject: EngineUnderTest) -> Check:
-    """Compare how often the engine draws each first token with the learner's probabilities."""
+    """Compare how often the engine samples each first token with the learner's probabilities."""
     engine, (policy, *_) = subject.engine, subject.policy
     prompt = subject.prompts[-1]
     sync_and_compare(engine, policy, [prompt], version=CYCLES + 1)
-    params = SamplingParams(temperature=1.0, max_tokens=1, responses=DRAWS)
-    phase(f"drawing {DRAWS:,} tokens")
+    params = SamplingParams(temperature=1.0, max_tokens=1, responses=SAMPLED)
+    phase(f"sampling {SAMPLED:,} tokens")
     (rollouts,) = engine.generate(SampleRequest([prompt], params, seed=0, step=0))
     probabilities = _first_token(policy, prompt, vocabulary=len(subject.builder.tokenizer))
     counts = np.bincount([int(rollout.ids[0]) for rollout in rollouts], minlength=len(probabilities))
     if banned := int(counts[probabilities == 0].sum()):
-        return Check("draws", "off", f"{engine.name} drew a token of probability 0 {banned} times", _WAY_OUT)
+        return Check("draws", "off", f"{engine.name} sampled a token of probability 0 {banned} times", _WAY_OUT)
     p = p_value(counts, probabilities)
-    detail = f"{DRAWS:,} tokens drawn by {engine.name}, against the learner's softmax: chi-square p = {p:.2g} "
+    detail = f"{SAMPLED:,} tokens sampled by {engine.name}, against the learner's softmax: chi-square p = {p:.2g} "
     detail += f"(limit {LEAST_P:.0e})"
     good = p >= LEAST_P
     return Check("draws", "ok" if good else "off", detail, "" if good else _WAY_OUT)

@@ -211,13 +211,13 @@ def start_sampler(
 
 
 def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt], *, version: int) -> float:
-    """Bring the policy's weights into the engine, and return the gap of the log-probs of what it then draws, in nats.
+    """Bring the policy's weights into the engine, and return the log-prob gap of what it then samples, in nats.
 
     Args:
-        engine: draws RESPONSES responses to each prompt.
+        engine: samples RESPONSES responses to each prompt.
         policy: the learner's; its log-probs are compared with the engine's.
-        prompts: to draw responses to.
-        version: the policy version that the weights get, and the step of the draws.
+        prompts: to sample responses to.
+        version: the policy version that the weights get, and the step of the responses.
 
     Raises StaleWeightsError where other weights arrive.
     """

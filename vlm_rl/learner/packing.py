@@ -94,7 +94,7 @@ class PackedRow:
     loss: LossInputs
     members: Sequence[tuple[int, int]]  # the group in the mini-batch, and the response in it, of each of lengths_n
     sampled: Sequence[np.ndarray]  # of each response, which of its tokens were sampled: offsets from its start
-    kept_Kk: Tensor | None = None  # int64, the ids that each token was drawn from, filled up with -1; None: all
+    kept_Kk: Tensor | None = None  # int64, the ids that each token was sampled from, filled up with -1; None: all
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
     pictures: Pictures = ()  # of each prompt and observation: a seed of its own, and the sizes of its `vision`
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it

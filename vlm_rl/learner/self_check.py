@@ -40,7 +40,7 @@ class SelfCheck:
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], *, banned_ids: Sequence[int], temperature: float
     ) -> None:
-        """Draw the responses and compute the reference's log-probs [R] of each.
+        """Make the random responses and compute the reference's log-probs [R] of each.
 
         Args:
             model: as it was loaded.

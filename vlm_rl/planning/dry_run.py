@@ -62,7 +62,7 @@ class DryRun:
 
     @property
     def samples(self) -> bool:
-        """Tell whether the run draws responses; `vlm-rl sft` does not."""
+        """Tell whether the run samples responses; `vlm-rl sft` does not."""
         return isinstance(self.asked, Config)
 
     @property

@@ -161,7 +161,7 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
         card: that it has.
         share: of a GPU that the rollout engine takes.
         room: bytes that the engine must have for keys and values.
-        samples: whether responses are drawn.
+        samples: whether the run samples responses.
     """
     what = "the update needs" if samples else "a step needs"
     yield Need("update", memory.update, UPDATE_SHARE * card.free, f"{what} {gib(memory.update)}")

@@ -23,7 +23,7 @@ class Conversion:
     same: list[str] = field(default_factory=list)  # what needs no key here: what is off there, or is so here anyway
     data: dict[str, list[str]] = field(default_factory=dict)  # train and eval: their data sets
     columns: dict[str, str] = field(default_factory=dict)  # question, answer, images: of those
-    passes: tuple[str, float] | None = None  # key and number of forward passes that a batch of TRL's is drawn for
+    passes: tuple[str, float] | None = None  # key and number of forward passes that a batch of TRL's is sampled for
 
     def value(self, key: str, otherwise: Any) -> Any:
         """Return the value of one of our keys, or another one."""

@@ -51,9 +51,9 @@ class Memory:
     kv_cache: int = 0  # of all responses side by side, each at its longest
     between: int = 0  # of gradients and buckets, what DeepSpeed holds between two updates too
     is_served: bool = False  # engine and cache are on rollout servers, not on this device
-    is_moved: bool = False  # the optimizer is in host memory while responses are drawn
+    is_moved: bool = False  # the optimizer is in host memory while responses are sampled
     loading: int = 0  # in host memory, while the model is loaded
-    host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are drawn
+    host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are sampled
     host_weights: int = 0  # this rank's shards where DeepSpeed offloads them
     host_frozen: int = 0  # weights of reference and teacher that wait there
     host_engine: int = 0  # the base model, which a sleeping engine keeps where syncs bring adapters alone
@@ -311,7 +311,7 @@ def optimizer_is_offloaded(config: TrainConfig) -> bool:
 
 
 def side_by_side(config: Config, ranks: int) -> int:
-    """Return how many responses one engine draws at the same time."""
+    """Return how many responses one engine samples at the same time."""
     r = config.rollout
     engines = 1 if r.sampler == "server" else max(1, ranks // r.tensor_parallel)  # one server may get them all
     return min(r.batch_size, -(-r.prompts_per_step // engines) * r.responses_per_prompt)

@@ -205,7 +205,7 @@ def _add_host_rows(table: Table, plan: DryRun) -> None:
     what = "its share and one matrix at a time" if plan.config.train.zero_stage == 3 else "the whole model"
     table.add_row("host: loading", _gib(ranks * m.loading), f"all ranks, each {what}")
     if m.host_optimizer:
-        when = "while responses are drawn" if m.is_moved else "with float32 gradients: the step is taken there"
+        when = "while responses are sampled" if m.is_moved else "with float32 gradients: the step is taken there"
         table.add_row("host: optimizer", _gib(ranks * m.host_optimizer), f"all ranks, {when}")
     if m.host_weights:
         table.add_row("host: weights", _gib(ranks * m.host_weights), "all ranks, each its shards")

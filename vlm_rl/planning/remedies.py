@@ -117,7 +117,7 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
     for stage in range(train.zero_stage + 1, 4):
         yield Remedy({"train.zero_stage": stage}, "more is divided among the ranks")
     if plan.samples:
-        yield Remedy({"rollout.offload_optimizer": True}, "moments in host memory while responses are drawn")
+        yield Remedy({"rollout.offload_optimizer": True}, "moments in host memory while responses are sampled")
     if plan.teacher and not config.algorithm.distillation.offload:
         yield Remedy({"algorithm.distillation.offload": True}, "the teacher in host memory while it does not score")
     if train.offload_device("offload_optimizer") == "none":

@@ -52,7 +52,7 @@ class PromptOrder:
 class Ledger:
     """What became of every prompt: taken = trained + skipped (by reason) + those in progress.
 
-    Checkpoints and metrics call those that were taken "drawn".
+    Checkpoints and metrics call the prompts that were taken "drawn".
     """
 
     taken: int = 0

@@ -63,9 +63,9 @@ def keep_changes(run: RunDirectory, config: Config | SftConfig) -> list[str]:
         model = config.model.model_copy(update={"path": own.model.path})  # it may be in this machine's cache
         run.replace_config(config.model_copy(update={"model": model}))
     lines = [f"{key} is {new!r} from now on, and was {old!r}" for key, old, new in changed]
-    if drawn := [key for key, *_ in changed if key.startswith(ENGINE_KEYS)]:
+    if engine_keys := [key for key, *_ in changed if key.startswith(ENGINE_KEYS)]:
         lines.append(
-            f"with a different {', '.join(drawn)} the run draws other responses than it would have drawn, from the "
+            f"with a different {', '.join(engine_keys)} the run samples other responses than it would have, from the "
             "same distribution"
         )
     return lines

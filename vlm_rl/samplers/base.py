@@ -52,7 +52,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Tell whether some ids are never drawn."""
+        """Tell whether some ids are never sampled."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 

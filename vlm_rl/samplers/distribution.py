@@ -1,4 +1,4 @@
-"""From logits to a drawn token and its log-prob; pure functions of tensors.
+"""From logits to a sampled token and its log-prob; pure functions of tensors.
 
 B is the number of rows, V the vocabulary. The order is the learner's and vLLM's: ban, temperature, truncation.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 def process_logits(
     logits_BV: Tensor, *, banned: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0
 ) -> Tensor:
-    """Return the logits [B, V] of the distribution that is drawn from, float32; we report their log_softmax.
+    """Return the logits [B, V] of the distribution that is sampled from, float32; we report their log_softmax.
 
     Args:
         logits_BV: of the model.
@@ -37,10 +37,10 @@ def process_logits(
     return scaled_BV
 
 
-def draw(scaled_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Draw token ids [B] by inverse CDF in float64, with one uniform number in [0, 1) per row.
+def sample(scaled_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Sample token ids [B] by inverse CDF in float64, with one uniform number in [0, 1) per row.
 
-    It is the first token whose cumulative mass exceeds the number: a token of mass 0 is never drawn.
+    It is the first token whose cumulative mass exceeds the number: a token of mass 0 is never sampled.
     """
     cdf_BV = scaled_BV.double().softmax(1).cumsum(1)
     total_B = cdf_BV[:, -1]
@@ -50,7 +50,7 @@ def draw(scaled_BV: Tensor, uniform_B: Tensor) -> Tensor:
 
 
 def log_probs(scaled_BV: Tensor, ids_B: Tensor) -> Tensor:
-    """Return the log-probs [B] of the drawn ids, float32."""
+    """Return the log-probs [B] of the sampled ids, float32."""
     return scaled_BV.log_softmax(1).gather(1, ids_B[:, None])[:, 0]
 
 

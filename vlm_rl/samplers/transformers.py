@@ -27,7 +27,7 @@ from vlm_rl.model_files.model_folder import own_attention
 from vlm_rl.model_files.routers import RoutingRecord
 from vlm_rl.model_files.weights import sent_buffers, sent_tensors
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
-from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
+from vlm_rl.samplers.distribution import log_probs, process_logits, sample, uniforms
 from vlm_rl.samplers.episodes import EpisodeBatch
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -137,14 +137,14 @@ class TransformersSampler:
             prompts = [turn.seen(self._builder) for turn in turns]
             order = sorted(range(len(turns)), key=lambda row: len(prompts[row].ids))
             for rows in self._batches(order, prompts, params):
-                drawn = self._decode(
+                sampled = self._decode(
                     self._prefill([prompts[row] for row in rows]),
                     params,
                     [batch.seed_of(turns[row]) for row in rows],
                     watch=request.watch,
                     limits=[turns[row].max_tokens for row in rows],
                 )
-                for row, (ids, logprobs, *_) in zip(rows, drawn, strict=True):
+                for row, (ids, logprobs, *_) in zip(rows, sampled, strict=True):
                     batch.sampled(turns[row], ids, logprobs)
             batch.settle()
         return batch.groups
@@ -167,7 +167,7 @@ class TransformersSampler:
             encoded = self._prefill(list(distinct.values()))
             selected = encoded.select(torch.tensor([place[id(read[row])] for row in batch], device=self._device))
             seeds = [request.seed_of(*rows[row], sampled=len(prefixes[row])) for row in batch]
-            drawn = self._decode(
+            sampled = self._decode(
                 selected,
                 params,
                 seeds,
@@ -176,7 +176,7 @@ class TransformersSampler:
                 is_enough=progress.would_be_enough([rows[row] for row in batch]),
             )
             request.watch.add(ended=len(batch))
-            for row, (ids, logprobs, *_) in zip(batch, drawn, strict=True):
+            for row, (ids, logprobs, *_) in zip(batch, sampled, strict=True):
                 progress.extend(*rows[row], ids, logprobs, version=self.policy_version)
         return progress.groups
 
@@ -191,7 +191,7 @@ class TransformersSampler:
         for t in range(params.max_tokens):
             alive()
             scaled = self._scaled(encoded.logits, params)
-            tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[:, t])
+            tokens = scaled.argmax(1) if noise is None else sample(scaled, noise[:, t])
             yield int(tokens)
             if t + 1 == params.max_tokens or bool(torch.isin(tokens, self._eos)):
                 return
@@ -290,7 +290,7 @@ class TransformersSampler:
         return tensor.to(self._device, self.dtype if tensor.is_floating_point() else None)
 
     def _scaled(self, logits: Tensor, params: SamplingParams) -> Tensor:
-        """Return the logits [B, V] of the distribution that is drawn from."""
+        """Return the logits [B, V] of the distribution that is sampled from."""
         return process_logits(
             logits,
             banned=self._banned,
@@ -332,7 +332,7 @@ class TransformersSampler:
         experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)
-            tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[rows, t])
+            tokens = scaled.argmax(1) if noise is None else sample(scaled, noise[rows, t])
             ids[rows, t] = tokens
             logprobs[rows, t] = log_probs(scaled, tokens)
             if self._returns_kept and params.truncates:

@@ -125,8 +125,8 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
     if isinstance(run, float):
         mean, run = run, None
     count = options.steps + 2 + 2 * max(options.ahead)
-    draw = partial(_draw_prompts, config=config, plan=plan)
-    batches = [draw(rng, rollout.prompts_per_step, mean=mean) for _ in range(count)]
+    make = partial(_made_up_batch, config=config, plan=plan)
+    batches = [make(rng, rollout.prompts_per_step, mean=mean) for _ in range(count)]
     source = "made up: log-normal, not measured"
     if run is not None:
         folder = RunDirectory(run).open()
@@ -141,7 +141,7 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
     return batches, ("lengths", text)
 
 
-def _draw_prompts(
+def _made_up_batch(
     rng: np.random.Generator, prompts: int, *, config: Config, plan: DryRun, mean: float
 ) -> BatchLengths:
     return made_up(
@@ -223,7 +223,7 @@ def measure(run: RunDirectory, card: CardSpeed, *, ranks: int) -> MeasuredRun:
     plan = dry_run(config, num_ranks=ranks)
 
     def prompts_of(count: int) -> list[int]:
-        return list(_draw_prompts(np.random.default_rng(0), count, config=config, plan=plan, mean=1.0).prompts)
+        return list(_made_up_batch(np.random.default_rng(0), count, config=config, plan=plan, mean=1.0).prompts)
 
     return measured_rates(run, rates_of(plan, card), rows_of(plan), ranks=ranks, prompts_of=prompts_of)
 
@@ -245,6 +245,6 @@ def _workload_line(config: Config, colocated: DryRun, served: DryRun) -> Line:
         "a step",
         f"{short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
         f"responses, updates of {t.mini_batch_prompts} prompts, ZeRO {t.zero_stage}; engines on {r.tensor_parallel} "
-        f"card{'s' * (r.tensor_parallel > 1)} draw {colocated.config.rollout.batch_size} responses at once, servers "
-        f"{served.config.rollout.batch_size}",
+        f"card{'s' * (r.tensor_parallel > 1)} sample {colocated.config.rollout.batch_size} responses at once, "
+        f"servers {served.config.rollout.batch_size}",
     )

@@ -15,7 +15,7 @@ from vlm_rl.scaling.simulator import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 PARTS = 8  # the servers get 1/8 to 7/8 of the cards
-EQUAL = 0.98  # of the most responses a second, where lengths are drawn at random, are as many
+EQUAL = 0.98  # this share of the most responses a second counts as equal, since lengths are random
 _SAMPLE = 3  # mini-batches that are planned for each number of ranks
 
 
@@ -28,14 +28,14 @@ class Division:
     server_cards: int  # 0: colocated
     ahead: int
     misfits: tuple[str, ...] = ()
-    places: int = 0  # responses that an engine draws at once
+    places: int = 0  # responses that an engine samples at once
     efficiency: float = 0.0  # of the update, among its ranks
     pace: Pace | None = None  # None where it does not fit
     responses_per_second: float = 0.0
 
     @property
     def is_colocated(self) -> bool:
-        """Tell whether every card draws and trains."""
+        """Tell whether every card samples and trains."""
         return self.server_cards == 0
 
 
@@ -220,7 +220,7 @@ def _faults(over: Sequence[Need]) -> tuple[str, ...]:
 
 
 def _places(work: Workload, plan: DryRun, share: float) -> int:
-    """Return how many responses an engine draws at once: rollout.batch_size, or as many as its cache has room for."""
+    """Return how many responses an engine samples at once: rollout.batch_size, or fewer if its cache fits fewer."""
     room = share * work.card - plan.memory.engine_weights
     fitting = int(room / max(plan.kv_bytes_per_token, 1) / work.context)
     return max(1, min(plan.config.rollout.batch_size, fitting))

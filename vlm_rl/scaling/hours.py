@@ -1,4 +1,4 @@
-"""How long a run will take, in one sentence: the assumptions of `vlm-rl plan`, on cards that draw and train."""
+"""How long a run will take, in one sentence: the assumptions of `vlm-rl plan`, on cards that sample and train."""
 
 from __future__ import annotations
 

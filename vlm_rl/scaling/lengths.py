@@ -1,4 +1,4 @@
-"""The lengths of rollout batches, in tokens: made up like ViRL39K's, or drawn from the groups of a run.
+"""The lengths of rollout batches, in tokens: made up like ViRL39K's, or sampled from the groups of a run.
 
 Loads no torch, so that a run that cannot be used is named at once.
 """
@@ -40,13 +40,13 @@ def made_up(
     longest_prompt: int | None = None,
     has_image: bool = True,
 ) -> BatchLengths:
-    """Draw a batch with lengths like those of ViRL39K; none of it was measured.
+    """Make up a batch with lengths like those of ViRL39K; none of it was measured.
 
     A prompt has an image of 256 to 1,280 tokens and 50 to 250 tokens of text. Responses are log-normal; how long a
     problem's responses are differs from problem to problem (standard deviation .4 of the logarithm, .5 within it).
 
     Args:
-        rng: draws the lengths.
+        rng: of the lengths.
         prompts: how many.
         responses: to each prompt.
         mean: tokens of a response, before they are cut off at `longest`.
@@ -62,7 +62,7 @@ def made_up(
 
 
 def check_measures(config: Config) -> None:
-    """Raise UserError for a run whose timing/rollout is not what its responses took to draw."""
+    """Raise UserError for a run whose timing/rollout is not the time that sampling took."""
     rollout = config.rollout
     for key, is_set in (("ahead", rollout.ahead > 0), ("carry_over", rollout.carry_over is not None)):
         if is_set:
@@ -101,12 +101,12 @@ def lengths_of_step(run: RunDirectory, step: int, *, responses: int) -> np.ndarr
 
 
 def of_groups(rng: np.random.Generator, batch: BatchLengths, groups: np.ndarray, *, longest: int) -> BatchLengths:
-    """Return the batch with responses as long as those of a run's groups, each drawn whole.
+    """Return the batch with responses as long as those of a run's groups, each sampled whole.
 
-    Where the batch has more or fewer responses to a prompt than the run, they are drawn one by one from a group.
+    Where the batch has more or fewer responses to a prompt than the run, they are sampled one by one from a group.
 
     Args:
-        rng: draws the groups.
+        rng: chooses the groups.
         batch: whose prompts are kept.
         groups: [groups, G], tokens of the run's responses.
         longest: most tokens of a response; longer ones are cut.

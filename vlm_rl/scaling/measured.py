@@ -56,7 +56,7 @@ class MeasuredRun:
 
 
 def sides_of(config: Config, *, ranks: int) -> Sides:
-    """Return who drew and who trained in a run on so many ranks."""
+    """Return who sampled and who trained in a run on so many ranks."""
     rollout, is_served = config.rollout, config.rollout.sampler == "server"
     engines = len(rollout.servers) if is_served else max(1, ranks // rollout.tensor_parallel)
     return Sides(engines=engines, ranks=ranks, places=rollout.batch_size, is_served=is_served)
@@ -91,12 +91,12 @@ def measured_rates(
     size, count = config.rollout.responses_per_prompt, len(records)
     lengths = [lengths_of_step(run, int(record["step"]), responses=size) for record in records]
     batches = [BatchLengths(prompts_of(len(groups)), groups.tolist()) for groups in lengths]
-    drawing = assumed.decoding.times(1 / cards)
-    one_step = partial(simulate, sides=sides, decoding=drawing, train=[0.0], sync=0.0, other=0.0)
-    drawn = sum(one_step([batch]).rollout for batch in batches)
+    decoding = assumed.decoding.times(1 / cards)
+    one_step = partial(simulate, sides=sides, decoding=decoding, train=[0.0], sync=0.0, other=0.0)
+    simulated = sum(one_step([batch]).rollout for batch in batches)
     train = [_train_seconds(batch, assumed, rows, config, ranks=ranks) for batch in batches]
     seconds = _seconds(records)
-    rollout_scale, learner_scale = seconds["rollout"] * count / drawn, seconds["learner"] * count / sum(train)
+    rollout_scale, learner_scale = seconds["rollout"] * count / simulated, seconds["learner"] * count / sum(train)
     return MeasuredRun(
         rates=replace(
             assumed,

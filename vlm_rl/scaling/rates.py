@@ -117,12 +117,12 @@ def assumed_rates(
 
 
 def with_decode_rate(rates: PhaseRates, tokens_a_second: float, *, places: int, context: float) -> PhaseRates:
-    """Return rates at which an engine on one card draws so many tokens a second with all its places taken.
+    """Return rates at which an engine on one card samples so many tokens a second with all its places taken.
 
     Args:
         rates: the others.
         tokens_a_second: what is known.
-        places: responses that it draws at once.
+        places: responses that it samples at once.
         context: mean tokens of each, its prompt included.
     """
     seconds = rates.decoding.step + places * context * rates.decoding.context

@@ -1,12 +1,13 @@
 """The steps of a run, simulated from one response's end to the next. Pure; times in seconds.
 
-colocated   every card draws, then every card trains
-servers     some cards draw, the others train; with ahead = k the batches of the next k steps are begun before a
+colocated   every card samples, then every card trains
+servers     some cards sample, the others train; with ahead = k the batches of the next k steps are begun before a
             step trains, in the order of docs/scaling.md
 
-An engine draws a token for each of its responses in every decode step. The step reads the weights once, and the keys
-and values of all responses in progress. A prompt is read in once per group. Responses wait for a place in their
-engine, and the groups of servers before that for a server: samplers.remote.schedule decides which, as in a run.
+An engine samples a token for each of its responses in every decode step. The step reads the weights once, and
+the keys and values of all responses in progress. A prompt is read in once per group. Responses wait for a
+place in their engine, and the groups of servers before that for a server: samplers.remote.schedule decides which, as
+in a run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Group:
 
     number: int  # of all that were begun
     batch: int
-    rank: int  # of the learner, for which it is drawn
+    rank: int  # of the learner, for which it is sampled
     prompt: int  # tokens
     left: int  # responses that are not done
     lengths: Sequence[int]  # of its responses
@@ -57,8 +58,8 @@ class _Engine:
     def __init__(self, name: str, decoding: Decoding, places: int) -> None:
         self.name = name
         self.next_end = math.inf  # when its next response ends
-        self.busy = 0.0  # seconds of drawing and reading in
-        self.tokens = Counter[tuple[int, int]]()  # drawn so far, by batch and version of the weights
+        self.busy = 0.0  # seconds of decoding and reading in
+        self.tokens = Counter[tuple[int, int]]()  # sampled so far, by batch and version of the weights
         self._clock = 0.0  # until when it is simulated
         self._version = 0
         self._decoding, self._places = decoding, places
@@ -71,20 +72,20 @@ class _Engine:
 
     def give(self, group: _Group, now: float) -> None:
         """Add a group, from now on."""
-        self.draw(now)
+        self.run(now)
         self._clock = max(self._clock, now)
         self._waiting.extend((length, group) for length in group.lengths)
         self._admit()
 
-    def draw(self, until: float) -> None:
-        """Draw until a time: the step in progress is finished. It must not be later than the next end."""
+    def run(self, until: float) -> None:
+        """Decode until a time: the step in progress is finished. It must not be later than the next end."""
         if self._alive and until > self._clock:
             most = self._alive[0][0] - self._steps
-            self._draw(min(most, bisect_left(range(most), until - self._clock, key=self._seconds)))
+            self._decode(min(most, bisect_left(range(most), until - self._clock, key=self._seconds)))
 
     def end(self) -> list[_Group]:
-        """Draw to the next end of responses, and return the groups that are done with them."""
-        self._draw(self._alive[0][0] - self._steps)
+        """Decode until the next response ends, and return the groups that are then complete."""
+        self._decode(self._alive[0][0] - self._steps)
         done = []
         while self._alive and self._alive[0][0] == self._steps:
             _, _, length, group = heapq.heappop(self._alive)
@@ -98,7 +99,7 @@ class _Engine:
 
     def pause(self, start: float, seconds: float) -> None:
         """Take new weights: what is in progress is then read in again, each group's prompt once."""
-        self.draw(start)
+        self.run(start)
         self._clock = max(self._clock, start) + seconds
         self._version += 1
         groups = {id(group): group for *_, group in self._alive}.values()
@@ -108,7 +109,7 @@ class _Engine:
 
     def busy_at(self, now: float) -> float:
         """Return the seconds of work up to a time, which must not be later than the next end."""
-        self.draw(now)
+        self.run(now)
         return self.busy - max(0.0, self._clock - now)
 
     def _seconds(self, steps: int) -> float:
@@ -116,7 +117,7 @@ class _Engine:
         context = steps * self._context + alive * steps * (steps - 1) / 2
         return steps * self._decoding.step + self._decoding.context * context
 
-    def _draw(self, steps: int) -> None:
+    def _decode(self, steps: int) -> None:
         self._work(self._seconds(steps))
         self._steps += steps
         self._context += steps * len(self._alive)
@@ -145,11 +146,11 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Who draws and who trains."""
+    """Who samples and who trains."""
 
     engines: int
     ranks: int  # of the learner; without servers, those of an engine are neighbours
-    places: int  # responses that an engine draws at once
+    places: int  # responses that an engine samples at once
     is_served: bool  # engines are servers, with cards of their own
     ahead: int = 0
 
@@ -193,7 +194,7 @@ class EngineFleet:
         return self._done[batch]
 
     def pause(self, start: float, seconds: float) -> None:
-        """Give all engines new weights; they draw nothing meanwhile."""
+        """Give all engines new weights; they sample nothing meanwhile."""
         self._run(start)
         for engine in self.engines:
             engine.pause(start, seconds)
@@ -204,7 +205,7 @@ class EngineFleet:
         return sum(engine.busy_at(now) for engine in self.engines)
 
     def tokens(self) -> Counter[tuple[int, int]]:
-        """Return the tokens that were drawn, by batch and version of the weights."""
+        """Return the tokens that were sampled, by batch and version of the weights."""
         return sum((engine.tokens for engine in self.engines), Counter[tuple[int, int]]())
 
     def _run(self, until: float) -> None:
@@ -251,10 +252,10 @@ def simulate(
 
     Args:
         batches: what each step trains on.
-        sides: who draws and who trains.
+        sides: who samples and who trains.
         decoding: the seconds of an engine.
         train: the seconds of each step's log-probs and updates.
-        sync: the seconds of a sync, in which nobody draws.
+        sync: the seconds of a sync, in which nobody samples.
         other: the learner's seconds in a step for everything else.
         skipped: steps at the beginning that do not count. The last `ahead` steps never do: they begin nothing.
     """
@@ -280,12 +281,12 @@ def simulate(
     count = last - skipped
     assert count > 0, "no step is left to count"
     span, waited = times[last] - times[skipped], sum(waits[skipped:last])
-    drawing = (busy[last] - busy[skipped]) / sides.engines
+    decoding_seconds = (busy[last] - busy[skipped]) / sides.engines
     tokens = {place: number for place, number in fleet.tokens().items() if skipped <= place[0] < last}
     return Pace(
         seconds=span / count,
         rollout=waited / count,
         learner_waits=waited / span,
-        engines_wait=1 - drawing / (span if sides.is_served else waited),
+        engines_wait=1 - decoding_seconds / (span if sides.is_served else waited),
         age=sum((batch - version) * number for (batch, version), number in tokens.items()) / sum(tokens.values()),
     )

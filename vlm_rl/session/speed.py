@@ -61,14 +61,14 @@ class Speed:
         """
         prompts = [prompt_lengths[group.problem.id] for group in groups]
         responses = [group.sizes_G.tolist() for group in groups]
-        drawn = sum(int(group.lengths_G.sum()) for group in groups)
+        sampled = sum(int(group.lengths_G.sum()) for group in groups)
         found: dict[str, float] = {}
         if (seconds := timings.get("timing/rollout", 0.0)) > 0:
-            found["speed/rollout_tokens"] = drawn / seconds
+            found["speed/rollout_tokens"] = sampled / seconds
         if (seconds := sum(timings.get(f"timing/{name}", 0.0) for name in _LEARNER)) > 0:
             found["speed/update_tokens"] = (sum(prompts) + sum(map(sum, responses))) / seconds
         if self._peak_rate is not None and (seconds := timings.get("timing/update", 0.0)) > 0:
-            done = self.operations(prompts, responses, sampled=drawn)
+            done = self.operations(prompts, responses, sampled=sampled)
             found["speed/mfu"] = done / (seconds * world_size() * self._peak_rate)
         if self._planned:
             found |= {

@@ -72,8 +72,8 @@ def _header(results: StudyResults, study: Study, command: str) -> Markup:
         f"{len(results.runs) + len(results.missing)} runs are finished."
     )
     if len({*(responses := study.responses_per_prompt).values()}) > 1:
-        draws = ", ".join(f"{rule} {count}" for rule, count in responses.items())
-        lead += f" Steps do not cost the same: to a prompt the rules draw different numbers of responses ({draws})."
+        counts = ", ".join(f"{rule} {count}" for rule, count in responses.items())
+        lead += f" Steps do not cost the same: rules sample different numbers of responses ({counts}) to a prompt."
     contaminated = sorted({name for run in results.runs for name in run.contaminated})
     return _STUDY.header(contaminated, title, lead, len(results.missing), command)
 

@@ -111,11 +111,11 @@ def _steady(estimate: Estimate, measure: str) -> str:
 
 
 def _sampling_note(results: StudyResults) -> str:
-    redrawn = [r for r in results.rules if any(run.algorithm.dynamic_sampling for run in results.of(r))]
-    if not redrawn:
+    dynamic = [r for r in results.rules if any(run.algorithm.dynamic_sampling for run in results.of(r))]
+    if not dynamic:
         return ""
     return (
-        f"{', '.join(redrawn)} leaves out groups that are all right or all wrong and draws others. It sees more "
+        f"{', '.join(dynamic)} leaves out groups that are all right or all wrong and samples others. It sees more "
         "prompts in as many steps, and its training curves are of the groups that it kept."
     )
 

@@ -80,7 +80,7 @@ class CountingTask(ABC, Generic[P]):
         """Return the rows of traces.jsonl, {"id", "phase", "style", "response"}.
 
         Phase "clean" has a trace of `clean_style` for each problem. Phase "mixture" has `mixture` traces of
-        problems drawn at random, their styles in the proportions of `style_shares`.
+        problems chosen at random, their styles in the proportions of `style_shares`.
         """
         rng = keyed_rng(seed, "traces", 0)
 
@@ -90,10 +90,10 @@ class CountingTask(ABC, Generic[P]):
 
         clean = [row("clean", self.clean_style, problem) for problem in problems]
         styles = list(self.style_shares)
-        drawn = rng.choice(len(styles), size=mixture, p=list(self.style_shares.values()))
+        sampled = rng.choice(len(styles), size=mixture, p=list(self.style_shares.values()))
         chosen = rng.integers(0, len(problems), size=mixture)
         return clean + [
-            row("mixture", styles[style], problems[index]) for style, index in zip(drawn, chosen, strict=True)
+            row("mixture", styles[style], problems[index]) for style, index in zip(sampled, chosen, strict=True)
         ]
 
     def write(self, out: Path, *, seed: int, train: int, heldout: int, warm: int, mixture: int) -> Path:

@@ -65,7 +65,7 @@ _Drawn = tuple[Image.Image, str, str, tuple[str, ...], str, str]  # the picture,
 
 
 def styled_trace(item: PictureQuestion, style: PictureStyle, rng: np.random.Generator) -> str:
-    """Return a response of this style in the template think_answer; PICTURE_RIGHT_SHARE of the draws are right."""
+    """Return a response of this style in the template think_answer; PICTURE_RIGHT_SHARE of them are right."""
     answer = item.answer
     if rng.random() >= PICTURE_RIGHT_SHARE[style]:
         wrong = [choice for choice in item.choices if choice != answer]
@@ -85,10 +85,10 @@ def styled_trace(item: PictureQuestion, style: PictureStyle, rng: np.random.Gene
 
 
 def make_styled_traces(questions: Sequence[PictureQuestion], *, seed: int) -> list[str]:
-    """Return a response to each question, its style drawn with the probabilities of PICTURE_TRACE_SHARE."""
+    """Return a response to each question, its style sampled with the probabilities of PICTURE_TRACE_SHARE."""
     rng, styles = keyed_rng(seed, "picture traces"), list(PICTURE_TRACE_SHARE)
-    drawn = rng.choice(len(styles), size=len(questions), p=list(PICTURE_TRACE_SHARE.values()))
-    return [styled_trace(item, styles[int(style)], rng) for item, style in zip(questions, drawn, strict=True)]
+    chosen = rng.choice(len(styles), size=len(questions), p=list(PICTURE_TRACE_SHARE.values()))
+    return [styled_trace(item, styles[int(style)], rng) for item, style in zip(questions, chosen, strict=True)]
 
 
 def picture_style_of(response: str) -> PictureStyle:

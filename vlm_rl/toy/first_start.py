@@ -44,7 +44,7 @@ def first_start(config: Config, file: Path) -> Iterator[None]:
 
 
 def main(file: str) -> int:
-    """Start the engine of a run as `train` does, and draw a response to each prompt of its first step."""
+    """Start the engine of a run as `train` does, and sample a response to each prompt of its first step."""
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.data.sets import load_training_sets
     from vlm_rl.samplers.base import SampleRequest, SamplingParams
@@ -64,7 +64,7 @@ def main(file: str) -> int:
     prompts = [builder.build(problem) for problem in problems]
     params = SamplingParams(temperature=1.0, max_tokens=config.rollout.max_tokens, responses=1)
     groups = sampler.generate(SampleRequest(prompts, params, seed=config.seed, step=0))
-    print(f"{sampler.name} drew {len(groups)} responses")
+    print(f"{sampler.name} sampled {len(groups)} responses")
     sampler.close()
     return 0
 

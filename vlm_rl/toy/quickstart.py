@@ -81,7 +81,7 @@ def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: s
         toy: the prepared data.
         out: the run directory to make.
         seed: of the model, the training and the sampling.
-        sampler: the engine that draws the responses.
+        sampler: the engine that samples the responses.
         algorithm: a key of algorithms.ALGORITHMS.
     """
     console, begun = make_console(), time.monotonic()
@@ -128,7 +128,7 @@ def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sample
         model: the folder of the warm start.
         out: the run directory.
         seed: of the training and the sampling.
-        sampler: the engine that draws the responses.
+        sampler: the engine that samples the responses.
         algorithm: a key of algorithms.ALGORITHMS.
     """
     return parse_config(

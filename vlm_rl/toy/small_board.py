@@ -154,6 +154,6 @@ def mixture(problems: Sequence[BoardProblem], count: int, *, seed: int) -> list[
     """Return `count` traces in the proportions of STYLE_SHARES: (a problem's place, its turns)."""
     rng = keyed_rng(seed, "traces", 0)
     styles = list(STYLE_SHARES)
-    drawn = rng.choice(len(styles), size=count, p=list(STYLE_SHARES.values()))
+    sampled = rng.choice(len(styles), size=count, p=list(STYLE_SHARES.values()))
     chosen = rng.integers(len(problems), size=count)
-    return [(int(i), turns(problems[i], styles[s], rng)) for s, i in zip(drawn, chosen, strict=True)]
+    return [(int(i), turns(problems[i], styles[s], rng)) for s, i in zip(sampled, chosen, strict=True)]

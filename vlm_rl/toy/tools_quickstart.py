@@ -78,7 +78,7 @@ def tools_quickstart(toy: ToolsData, out: Path, *, seed: int, sampler: str, algo
         toy: the prepared data.
         out: the run directory to make.
         seed: of the model, the training and the sampling.
-        sampler: the engine that draws the responses.
+        sampler: the engine that samples the responses.
         algorithm: a key of algorithms.ALGORITHMS.
     """
     console, begun = make_console(), time.monotonic()

@@ -40,8 +40,8 @@ class NumberRanges:
     part: tuple[int, int]  # what is given away, or is in a box
     groups: tuple[int, int]  # boxes, bags or friends
 
-    def draw(self, rng: np.random.Generator) -> tuple[int, int, int]:
-        """Draw a total, a part and a number of groups."""
+    def sample(self, rng: np.random.Generator) -> tuple[int, int, int]:
+        """Sample a total, a part and a number of groups."""
         a, b, c = (int(rng.integers(low, high, endpoint=True)) for low, high in (self.total, self.part, self.groups))
         return a, b, c
 
@@ -161,7 +161,7 @@ def make_problems(count: int, numbers: NumberRanges, *, seed: int, split: str) -
 def _make_problem(rng: np.random.Generator, numbers: NumberRanges, name: str) -> WordProblem:
     tell = KINDS[int(rng.integers(len(KINDS)))]
     first, second = (NAMES[int(i)] for i in rng.choice(len(NAMES), size=2, replace=False))
-    total, part, groups = numbers.draw(rng)
+    total, part, groups = numbers.sample(rng)
     lost = int(rng.integers(1, part * groups))
     things = THINGS[int(rng.integers(len(THINGS)))]
     return WordProblem(name, *tell(_Scene(first, second, things, total, part, groups, lost)))
@@ -173,7 +173,7 @@ def _is_held_out(problem: WordProblem) -> bool:
 
 
 def trace(problem: WordProblem, style: Style, rng: np.random.Generator) -> str:
-    """Return a response of this style in the template think_answer; it is right in RIGHT_SHARE of the draws."""
+    """Return a response of this style in the template think_answer; it is right with probability RIGHT_SHARE."""
     answer = problem.answer
     if rng.random() >= RIGHT_SHARE[style]:
         answer = max(0, answer + ERRORS[int(rng.integers(len(ERRORS)))])
@@ -199,11 +199,11 @@ def trace(problem: WordProblem, style: Style, rng: np.random.Generator) -> str:
 
 
 def make_traces(problems: list[WordProblem], *, seed: int, shares: Mapping[Style, float] = TRACE_SHARE) -> list[str]:
-    """Return a response to each problem, its style drawn with the probabilities of `shares`, which sum to 1."""
+    """Return a response to each problem, its style sampled with the probabilities of `shares`, which sum to 1."""
     rng = keyed_rng(seed, "word traces")
     styles = list(shares)
-    drawn = rng.choice(len(styles), size=len(problems), p=list(shares.values()))
-    return [trace(problem, styles[int(style)], rng) for problem, style in zip(problems, drawn, strict=True)]
+    chosen = rng.choice(len(styles), size=len(problems), p=list(shares.values()))
+    return [trace(problem, styles[int(style)], rng) for problem, style in zip(problems, chosen, strict=True)]
 
 
 def style_of(response: str) -> Style:

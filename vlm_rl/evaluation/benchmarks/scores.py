@@ -14,7 +14,7 @@ from vlm_rl.stats import score_interval
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Return the unbiased estimate that one of k draws is right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021)."""
+    """Return the unbiased estimate that one of k samples is right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021)."""
     assert 0 <= num_right <= num_samples and 1 <= k <= num_samples
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 

@@ -71,7 +71,7 @@ class Sampling:
         self.add(requests)
 
     def add(self, requests: Iterable[GroupRequest]) -> None:
-        """Draw these groups too, after the others."""
+        """Sample these groups too, after the others."""
         numbered = dict(zip(self._numbers, requests, strict=False))
         self._requests |= numbered
         self._schedule.waiting.extend(numbered)
@@ -86,7 +86,7 @@ class Sampling:
         self._note_change()
 
     async def run(self, *, for_ever: bool = False) -> bool:
-        """Draw until every group is there or no server is left, and tell whether groups are missing.
+        """Sample until every group is there or no server is left, and tell whether groups are missing.
 
         With `for_ever` it waits for more groups and servers, until it is cancelled.
         """

@@ -139,7 +139,7 @@ class ServerSampler:
         self._use(from_main(lambda: {peer.url: room for peer, room in rooms.items()}))
 
     def _use(self, rooms: Mapping[str, int]) -> None:
-        """Draw on these servers from now on: they hold the current weights."""
+        """Sample on these servers from now on: they hold the current weights."""
         self.fleet.rooms = dict(rooms)
         if self._background is not None:
             self._background.use(self._places())

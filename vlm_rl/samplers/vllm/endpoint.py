@@ -123,7 +123,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _generate(engine: Any, body: bytes) -> JSONResponse:
-    """Draw one response for each seed. A request that cannot be read, or that vLLM refuses, is answered with 400."""
+    """Sample one response for each seed. Answer 400 to a request that cannot be read or that vLLM refuses."""
     try:
         asked = read_object(body)
         media = _images(asked), _videos(asked)

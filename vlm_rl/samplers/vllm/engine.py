@@ -507,7 +507,7 @@ def _request(prompt: Prompt) -> dict[str, Any]:
 
 @contextmanager
 def _global_random_state_kept() -> Iterator[None]:
-    """Restore this process's global random state at the end: vLLM seeds these generators and draws from them."""
+    """Restore this process's global random state at the end: vLLM seeds these generators and uses them."""
     state, numpy_state = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if has_gpu() else []
     try:

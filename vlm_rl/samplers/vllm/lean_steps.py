@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vlm_rl.types import KeptIds
 
-_AHEAD = 64  # seeds of a response that are drawn at a time
+_AHEAD = 64  # seeds of a response that are made at a time
 _SEED_BOUND = 1 << 31  # vLLM's
 
 
@@ -27,7 +27,7 @@ _SEED_BOUND = 1 << 31  # vLLM's
 class _KeptResponse:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    left: list[np.ndarray] = field(default_factory=list)  # what truncation left to draw each token from
+    left: list[np.ndarray] = field(default_factory=list)  # what truncation left to sample each token from
     num_cached: int = 0  # tokens before it whose keys and values were there
 
 
@@ -131,7 +131,7 @@ def ban(worker: Any, *, ids: Sequence[int]) -> None:
 
 
 def sample_leanly_on_cpu(worker: Any) -> None:
-    """Let a CPU's sampler leave out the rank of each token, and draw the seeds of many tokens at a time.
+    """Let a CPU's sampler leave out the rank of each token, and make the seeds of many tokens at a time.
 
     The rank is a pass over all log-probs by a function that vLLM would compile at the first response.
     """
@@ -139,7 +139,7 @@ def sample_leanly_on_cpu(worker: Any) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     sampler, seeds = worker.model_runner.sampler, SeedsAhead()
-    gather, draw = sampler.gather_logprobs, sampler.topk_topp_sampler.forward
+    gather, sample = sampler.gather_logprobs, sampler.topk_topp_sampler.forward
 
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
         if num_logprobs:
@@ -151,7 +151,7 @@ def sample_leanly_on_cpu(worker: Any) -> None:
         logits: Tensor, generators: Mapping[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if len(generators) < len(logits):
-            return draw(logits, generators, k, p)
+            return sample(logits, generators, k, p)
         logits = apply_top_k_top_p(logits, k, p)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         return torch.ops._C.fused_gumbel_argmax(logits, seeds.next(generators)), logprobs
@@ -164,7 +164,7 @@ def repeat_settings_for_drafts(worker: Any) -> None:
     """Let a CPU's engine judge draft tokens at their request's temperature, top_k and top_p.
 
     vLLM 0.32 repeats these for each draft token in a kernel that, on a CPU, writes them into a copy of its output
-    and drops the copy. The logits are then divided by what was in memory, so that tokens of probability 0 are drawn.
+    and drops the copy. The logits are then divided by what was in memory, and tokens of probability 0 are sampled.
     """
     from vllm.v1.sample import rejection_sampler
 
@@ -177,7 +177,7 @@ def repeat_settings_for_drafts(worker: Any) -> None:
 
 
 class SeedsAhead:
-    """The numbers that vLLM's CPU sampler draws from a response's generator, one for each token, drawn ahead."""
+    """The numbers that vLLM's CPU sampler takes from a response's generator, one for each token, made in advance."""
 
     def __init__(self) -> None:
         self._left: WeakKeyDictionary[torch.Generator, list[int]] = WeakKeyDictionary()

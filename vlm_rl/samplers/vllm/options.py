@@ -48,7 +48,7 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
 
 
 def batch_invariance(*, on_cpu: bool) -> dict[str, str]:
-    """Return the variables with which vLLM computes a response the same whatever is drawn beside it.
+    """Return the variables with which vLLM computes a response the same whatever else is in its batch.
 
     Raises UserError on a CPU, and in a process that has imported vLLM without them: it reads them then.
     """
