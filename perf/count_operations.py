@@ -295,7 +295,7 @@ class _Rope(torch.autograd.Function):
 
 
 def liger() -> Any:
-    """Return what stands for Liger's kernels, which compute nothing without a GPU."""
+    """Return stand-ins for Liger's kernels, which compute nothing without a GPU."""
     return SimpleNamespace(LigerRMSNormFunction=_Norm, LigerSiLUMulFunction=_SiLUMul, LigerRopeFunction=_Rope)
 
 

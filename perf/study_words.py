@@ -55,7 +55,7 @@ class StudyTask:
 
     @property
     def style_of(self) -> Callable[[str], str]:
-        """Return what tells the style of a response."""
+        """Return the function that tells a response's style."""
         return picture_style_of if self.sets == PICTURES else style_of
 
 

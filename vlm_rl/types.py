@@ -311,7 +311,7 @@ class Group:
 
     @property
     def start(self) -> EpisodeStart | None:
-        """Return what the environment showed before the first turn of each response, if anything."""
+        """Return the environment's observation before the first turn of each response, if there is one."""
         return self.rollouts[0].start
 
     @property

@@ -75,7 +75,7 @@ def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
 
 
 def system_text(row: Fields, column: str) -> str:
-    """Return what a conversation's system and developer turns and the row's system column say; "" where nothing."""
+    """Return the text of a conversation's system and developer turns and of the row's system column; "" if none."""
     value = cell(row, column)
     turns = [turn for item in value if (turn := _turn(item)) is not None] if is_conversation(value) else []
     texts = [content_text(content) for role, content in turns if role in SYSTEM]

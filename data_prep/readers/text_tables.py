@@ -250,7 +250,7 @@ def _with_image_beside(row: dict[str, Any], table: Path) -> dict[str, Any]:
 
 
 def json_or_error(text: str, *, is_file: bool = False) -> Any:
-    """Return what a text says in JSON; a RowError where it is none, or more than a row (or a file) may hold."""
+    """Return the value of a JSON text; a RowError if it is not JSON, or more than a row (or a file) may hold."""
     try:
         return load_json(text.removeprefix("\ufeff"), is_file=is_file)
     except RowError as error:

@@ -72,7 +72,7 @@ class GainOfLength:
 
 
 def gain_of_length(table: ProblemTable, problems: np.ndarray, index: int, against: int) -> GainOfLength | None:
-    """Return what extra length brings the longer of two checkpoints; None without problems."""
+    """Return the accuracy that extra length brings the longer of two checkpoints; None without problems."""
     if not len(problems):
         return None
     means = {place: float(table.length_CP[place, problems].mean()) for place in (against, index)}

@@ -297,7 +297,7 @@ def _gain_text(state: PageState, gain: GainOfLength | None) -> str:
 
 
 def _pattern_rows(state: PageState) -> dict[str, object] | None:
-    """Return what the template shows of the expression; None without one."""
+    """Return the template's values for the visitor's expression; None without one."""
     if not state.url.pattern:
         return None
     counted = count_pattern(state.table, state.keep_P, state.url.pattern)

@@ -42,7 +42,7 @@ class BatchReply:
 
     @property
     def text(self) -> str | None:
-        """Return what was said."""
+        """Return the reply's text; None without a reply."""
         return None if self.completion is None else self.completion.text
 
 

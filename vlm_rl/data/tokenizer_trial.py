@@ -62,7 +62,7 @@ def naming_panics(folder: str) -> Iterator[None]:
 
 
 def _try(file: Path) -> str:
-    """Return what went wrong in the trial of a tokenizer.json, "" for nothing."""
+    """Try a tokenizer.json, and return its fault; "" if it has none."""
     try:
         _worker.call(str(file))
     except LimitError as limit:

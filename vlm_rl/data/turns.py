@@ -143,7 +143,7 @@ class TurnWriter:
         return "tool" if has_place and (not self._builder.is_vision or (token and token in shown)) else "user"
 
     def _skeleton(self, num_images: int, *, has_text: bool) -> str:
-        """Return what stands between two turns, with a stand-in for the text. Raises UserError where it is lost."""
+        """Return the text between two turns, with a placeholder for the message. Raises UserError if it is lost."""
         shown = self._rendered(self.role, num_images, has_text=has_text)
         if shown.count(_TEXT) != has_text:
             raise UserError(
@@ -153,7 +153,7 @@ class TurnWriter:
         return shown + self._builder.template.prefill
 
     def _rendered(self, role: str, num_images: int, *, has_text: bool) -> str:
-        """Return what the chat template writes behind an answer that a message of this role follows."""
+        """Return the chat template's text after an answer that is followed by a message of this role."""
         is_plain = role == "user" and self.calls == "tool_call"  # the words that the model knows a response by
         before, after = (_RESPONSE, _END_RESPONSE) if is_plain else ("", "")
         text = _TEXT if has_text else ""

@@ -106,7 +106,7 @@ class EpisodeHost:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what an evaluation's numbers depend on, as plain JSON."""
+        """Return the settings that an evaluation's numbers depend on, as plain JSON."""
         return self.config.model_dump(exclude={"allow_class", "workers"})
 
     def build(self, problem: Problem, *, seed: int, asked_as: Problem | None = None) -> Prompt:
@@ -135,7 +135,7 @@ class EpisodeHost:
         return prompt
 
     def _start(self, problem: Problem, seed: int) -> EpisodeStart | None:
-        """Return what is shown before the first turn. Raises StartError, whose message ends a sentence."""
+        """Return the observation before the first turn, if any. Raises StartError, whose message ends a sentence."""
         config = self.config
         asked = self.run(self._reset(problem, start_seed(seed, problem)))
         while wait_for([asked], timeout=_WAIT_SECONDS).not_done:
@@ -172,7 +172,7 @@ class EpisodeHost:
             return await factory(self._setup).reset(problem, seed)
 
     def episodes(self, problems: Sequence[Problem], *, seed: int, step: int) -> HostedEpisodes:
-        """Return what a sampler asks during one request, whose prompts are those of these problems, in order."""
+        """Return the episodes of one request, whose prompts are those of these problems, in order."""
         return HostedEpisodes(self, problems, seed=seed, step=step)
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class HostedEpisode:
         return answer or "observed_tokens"
 
     async def _step(self, text: str) -> Observation | Done:
-        """Return what the environment answers, or an observation of why it does not."""
+        """Return the environment's answer, or an observation that says why it gave none."""
         host, timeout = self.host, self.host.config.timeout
         try:
             # An own class has a limit in its own process, which begins once it is its turn there.

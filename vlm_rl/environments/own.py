@@ -51,13 +51,13 @@ class OwnEnvironments:
         return OwnEnvironment(self, self._pools[number % len(self._pools)], key, start)
 
     async def start(self, problem: Problem, seed: int) -> Observation | None:
-        """Return what is shown before the first turn, if anything. Raises as `OwnEnvironment.step` does."""
+        """Return the observation before the first turn, if any. Raises as `OwnEnvironment.step` does."""
         pool = self._pools[seed % len(self._pools)]
         asked = pool.schedule(own_worker.start, args=[self.path, self.options, problem, seed], timeout=self.timeout)
         return await self.answer(asked)
 
     async def answer(self, asked: Any) -> Any:
-        """Return what a process answers, with a message of one line where it is late or ends."""
+        """Return a process's answer. Raises, with a message of one line, if the process is late or ends."""
         try:
             return await asyncio.wrap_future(asked)
         except LateError:

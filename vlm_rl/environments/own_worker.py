@@ -92,7 +92,7 @@ def step(asked: Asked) -> Observation | Done:
 
 
 def start(path: str, options: Mapping[str, Any], problem: Problem, seed: int) -> Observation | None:
-    """Return what a new object of a class shows before the first turn, if anything.
+    """Return the observation of a new object of a class before the first turn, if any.
 
     Raises RuntimeError, with a message in one line, where the class raises or returns something else.
     """

@@ -127,7 +127,7 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
 
 
 def choose_environment(given: str | None, run: Config | None) -> tuple[EnvironmentConfig, int]:
-    """Return what answers between turns, and the most pixels of an image that a prompt shows.
+    """Return the environment that answers between turns, and the most pixels of an image in a prompt.
 
     Args:
         given: --environment: the name of a shipped one, a configuration's file, or none; None: that of the run.

@@ -73,7 +73,7 @@ def _groups(text: str) -> Iterator[str]:
 
 
 def _kind(term: str) -> object:
-    """Return what two like terms share, or None for a rational number and for terms with other letters."""
+    """Return the factor that like terms share, a root or a constant; None for rationals and other letters."""
     if match := _FUNCTION_OF_NUMBER.fullmatch(term):
         return match[1].replace(" ", "")
     form = parse_closed_form(term)
@@ -85,7 +85,7 @@ def _kind(term: str) -> object:
 
 
 def _roles(term: str) -> set[str]:
-    """Return what a term counts as: a numeral, a power or factorial, both (the square or cube of a whole number)."""
+    """Return the roles of a term: numeral, power (factorials too), or both for a square or cube of an integer."""
     number = _rational(term)
     if number is None or "\\binom" in term or _FACTOR_SIGNS & {*_COMMAND.findall(term)}:
         return set()

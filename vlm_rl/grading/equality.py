@@ -405,7 +405,7 @@ class AnswerComparison(ValueComparison):
 
     @property
     def _item_key(self) -> Callable[[str], str]:
-        """Return what makes a key of an item, of which two are equal only if the items are. A text is no number."""
+        """Return the function that keys an item: equal keys mean equal items. A text is not read as a number."""
         return canonical if self.answer_type == "text" else item_key
 
     def _members(self, golds: list[str], answers: list[str], *, path: str) -> Decision:

@@ -279,7 +279,7 @@ def _is_final(text: str) -> bool:
 
 
 def _key(text: str) -> tuple[tuple[str, int], ...]:
-    """Return what two spellings of one expression share, whatever the order of their terms."""
+    """Return a key that is the same for two spellings of an expression, in any order of terms."""
     return tuple(sorted(Counter(re.sub(r"\\(?:cdot|times)(?![A-Za-z])|[\s*{}]", "", text)).items()))
 
 

@@ -267,7 +267,7 @@ class Policy(nn.Module):
     def _scores(
         self, row: PackedRow, hidden_KH: Tensor, *, with_entropy: bool, ids_Kk: Tensor | None, top_k: int
     ) -> tuple[Tensor | None, ...]:
-        """Return what `forward` does, from the hidden states that predict the row's targets."""
+        """Return the outputs of `forward` from the hidden states that predict the row's targets."""
         if row.kept_Kk is None:
             return self.head(hidden_KH, row.target_K, with_entropy=with_entropy, ids_Kk=ids_Kk, top_k=top_k)
         assert ids_Kk is None and not top_k, "the configuration refuses it"

@@ -172,7 +172,7 @@ def write_weights(optimizer: Any, groups: Sequence[SavedGroup]) -> None:
 
 
 def _cuts(optimizer: Any, zero_stage: int, rank: int) -> list[Callable[[Numbers], list[Tensor]]]:
-    """Return what makes of each group's numbers the tensors that this rank's optimizer keeps."""
+    """Return, for each group, a function that cuts its numbers into the tensors of this rank's optimizer."""
     groups = parameter_groups(optimizer)
     if zero_stage == 0:
         return [_cut_whole(group) for group in groups]

@@ -37,10 +37,10 @@ class RowBudget:
         self._config, self._learner, self._note = config, learner, note
 
     def run(self, attempt: Callable[[int], T]) -> T:
-        """Return what `attempt` returns for the tokens of a row. Where memory ends in it, call it once more.
+        """Call `attempt` with the tokens of a row and return its result. If memory runs out, call it once more.
 
         A second call continues after the last optimizer step of the first: no step is taken twice. Raises
-        OutOfMemoryError where memory ends again, in the optimizer's step, or with rows that cannot be shorter.
+        OutOfMemoryError if memory runs out again, in the optimizer's step, or with rows that cannot be shorter.
         """
         try:
             return attempt(self.tokens)

@@ -60,7 +60,7 @@ def values(whole: Tensor, scale: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def as_held(name: str, tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Return what an engine in FP8 multiplies with in the place of a parameter of the learner, in its dtype."""
+    """Return the value that an FP8 engine multiplies with for a parameter of the learner, in the dtype given."""
     return values(*rounded(tensor.detach().to(dtype)), dtype=dtype) if is_in_fp8(name) else tensor
 
 

@@ -53,7 +53,7 @@ def log_shares(router: Any, logits_TE: Tensor) -> Tensor:
 
 
 def scores_of(router: Any, logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    """Return what a router weighs these experts with, float32 [T, K]."""
+    """Return a router's weights of these experts, float32 [T, K]."""
     logits_TE = logits_TE.float()
     scores_TE = logits_TE.sigmoid() if _weighs_by_sigmoid(router) else logits_TE.softmax(-1)
     scores_TK = scores_TE.gather(-1, chosen_TK)

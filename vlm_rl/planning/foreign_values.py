@@ -73,7 +73,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def convert(file: ForeignFile, *, rows: int | None, processes: int | None) -> Conversion:
-    """Return what the settings of a file are here.
+    """Convert the settings of another trainer's file to our keys.
 
     Args:
         file: of another trainer.

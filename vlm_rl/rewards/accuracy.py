@@ -61,7 +61,7 @@ class AccuracyPart:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what decides the grades, as plain JSON."""
+        """Return the settings that decide the grades, as plain JSON."""
         return {"name": self.name, **self._part.section.model_dump(mode="json", exclude=_HOW_TO_ASK)}
 
     def close(self) -> None:

@@ -375,7 +375,7 @@ class TransformersSampler:
 
 
 def _kept_of_rows(kept: Sequence[tuple[Tensor, Tensor, Tensor]], counts: Sequence[int]) -> Sequence[KeptIds | None]:
-    """Return what was left of each token of each row. The rows that ended early may have more tokens than counts."""
+    """Return the kept ids of each row's tokens. A row that ended early may have more tokens than its count."""
     if not kept:
         return [None] * len(counts)
     by_token: list[list[np.ndarray]] = [[] for _ in counts]

@@ -14,10 +14,10 @@ _MOST_DIGITS = 1000  # Python writes no number of more than 4,300
 
 
 def read_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load) -> Any:
-    """Return what a YAML text says. Raises ValueError, in one line, for everything that cannot be read.
+    """Return the value of a YAML text. Raises ValueError, in one line, for a text that cannot be read.
 
-    That is also a text that is too long, one whose aliases repeat too much, one that is nested too deeply, and one
-    with a value that is none of what its tag or its form says.
+    Refused too: a text that is too long or nested too deeply, aliases that repeat too much, and a value that does not
+    fit its tag or form.
 
     Args:
         text: of the whole file.

@@ -121,7 +121,7 @@ def _innermost(content: str) -> str:
 
 
 def stated_value(answer: str) -> str:
-    """Return what a sentence says that something is: 22.3 meters for "the distance d is approximately 22.3 meters".
+    """Return the value that a sentence states: 22.3 meters for "the distance d is approximately 22.3 meters".
 
     Only a value with a digit or a command of LaTeX is taken; any other text stays.
     """

@@ -60,7 +60,7 @@ class StateRuns:
 
 
 def state_runs(spans: RowSpans, width: int) -> StateRuns:
-    """Return what the tokens of a row follow.
+    """Return the state and window that each token of a row continues.
 
     Args:
         spans: of each prompt of the row and its responses.
