@@ -1,7 +1,7 @@
 """One row per published algorithm: advantage x ratio x surrogate x aggregation x credit.
 
-The factors are independent: a configuration takes a named row and may replace any of them. vlm_rl.advantages and
-vlm_rl.losses compute each factor, with its equation and source beside the code.
+The factors are independent: a configuration takes a named row and may replace any of them. vlm_rl.advantages,
+vlm_rl.losses and vlm_rl.credit compute each factor, with its equation and source beside the code.
 """
 
 from __future__ import annotations

@@ -592,7 +592,7 @@ def test_a_sampler_that_computes_differently_stops_the_run(toys: Toys) -> None:
     assert result.code == 1
     assert "StaleWeightsError: sampler 'transformers' (policy version" in result.output
     assert "holds the learner's weights, but its log-probs of the probe" in result.output
-    assert "compare model.layer_patches=off" in result.output
+    assert "compare model.layer_patches=false" in result.output
     assert toys.run("rescaled").metrics() == []
 
 

@@ -41,7 +41,7 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt
 
 _ELSEWHERE = "run this on the machine that will train"
-_OTHER_ENGINE = "set rollout.sampler=transformers, or model.layer_patches=off where it is the sampler already"
+_OTHER_ENGINE = "set rollout.sampler=transformers, or model.layer_patches=false if it is the sampler already"
 
 
 class ModelUnderTest:

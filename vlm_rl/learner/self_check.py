@@ -85,7 +85,7 @@ class SelfCheck:
             raise UserError(
                 f"model.path {path}: the learner's log-probs differ from the unmodified model's by {gap:.3g} "
                 f"per token, above {limit:.3g}: it computes this {policy.model.config.model_type} model wrongly. "
-                "Try model.layer_patches=off; if the difference stays, the model is not supported"
+                "Try model.layer_patches=false; if the difference stays, the model is not supported"
             )
         return gap
 

@@ -74,4 +74,4 @@ class WeightSync:
 
 def other_setting(sampler: Sampler) -> str:
     """Return the setting to compare with where sampler and learner disagree."""
-    return "model.layer_patches=off" if sampler.name == "transformers" else "rollout.sampler=transformers"
+    return "model.layer_patches=false" if sampler.name == "transformers" else "rollout.sampler=transformers"

@@ -46,6 +46,6 @@ def describe(replaced: Sequence[str]) -> str:
     if not replaced:
         return (
             "layers: transformers' own, but the attention over packed rows is ours "
-            "(model.layer_patches is off, or auto on a GPU)"
+            "(model.layer_patches is false, or auto on a GPU)"
         )
-    return f"layers: patched {', '.join(replaced)} (model.layer_patches=off keeps transformers' own)"
+    return f"layers: patched {', '.join(replaced)} (model.layer_patches=false keeps transformers' own)"
