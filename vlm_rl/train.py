@@ -106,8 +106,8 @@ def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
 def weigh(session: Session, groups: Sequence[Group], masses_PG: np.ndarray | None = None) -> np.ndarray:
     """Return the weight [P, G] of every token of each response of one mini-batch.
 
-    BA's means over the tokens of one sign are weighted ones where tokens have a credit: `masses_PG`, the sums of a
-    response's credits, take the place of lengths there. All other rules count all tokens.
+    Where tokens have credits, BA's means over one sign are weighted: `masses_PG`, each response's summed credit,
+    replaces its length. All other rules count all tokens.
 
     With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
     still counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
@@ -131,7 +131,7 @@ def weigh(session: Session, groups: Sequence[Group], masses_PG: np.ndarray | Non
 
 
 def optimize(session: Session, mini_batches: MiniBatches, timings: Timings) -> list[UpdateResult]:
-    """Take one optimizer step per mini-batch, those that are left in shorter rows where memory ends."""
+    """Take one optimizer step per mini-batch. If memory runs out, the remaining ones use shorter rows."""
     results: list[UpdateResult] = []
 
     def attempt(tokens: int) -> list[UpdateResult]:

@@ -147,7 +147,7 @@ _CONFIG_HEAD = """\
 Every key of a run's YAML file. `vlm-rl config KEY` prints the same, e.g. `vlm-rl config train.lr` or
 `vlm-rl config rollout`; `vlm-rl train FILE.yaml KEY=VALUE` changes one. `vlm-rl init` writes a file to start from.
 An unknown key, a wrong value and values that do not fit together are refused, all in one message. With
-`extends: OTHER.yaml`, a path seen from its folder, a file gives only what differs from another, as
+`extends: OTHER.yaml`, a path relative to the file, a file gives only what differs from another, as
 `configs/virl39k_gspo_7b.yaml` does. A path that begins with `~/` or `$HOME/` is one in your home.
 
 This page is made from `vlm_rl/config/`: `python -m vlm_rl.config.key_reference docs`.

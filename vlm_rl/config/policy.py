@@ -142,7 +142,7 @@ class DataConfig(ConfigSection):
     """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
     template: TemplateName | TemplateConfig = "think_answer"
     """How the prompt asks for the answer, where the answer is, and what format is rewarded: tags, a box after tags, a
-    program in a fenced block after tags, or neither. Or a file of your own, whose name ends in .yaml, seen from the
+    program in a fenced block after tags, or neither. Or a file of your own, whose name ends in .yaml, relative to the
     folder of the file that names it. The run keeps its text."""
     tags: Literal["auto", "token", "plain"] = "auto"
     """How tags such as <think> enter prompts where the tokenizer has a token for each. token: as that token. plain:

@@ -34,8 +34,8 @@ _YAML = (".yaml", ".yml")
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``key.path=value`` overrides, and validate.
 
-    The file's key ``extends`` may name another, seen from its folder, whose values it takes where it gives none of
-    its own. That one may extend no third.
+    ``extends`` names another file, relative to this one. Keys missing here come from it. That file may not extend a
+    third.
 
     Raises UserError with the file or the override at fault, the key's path, the value, and the nearest known key.
     """
@@ -116,7 +116,7 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
     tree, where = _located(_open(path), path.parent), str(path)
     if (name := tree.pop("extends", None)) is not None:
         if not isinstance(name, str) or not _is_file(path.parent / name):
-            raise UserError(f"{path}: extends is {name!r}: it must name a YAML file, seen from this one's folder")
+            raise UserError(f"{path}: extends is {name!r}: it must name a YAML file, relative to this one's folder")
         base = _located(_open(path.parent / name), (path.parent / name).parent)
         if "extends" in base:
             raise UserError(f"{path}: it extends {name}, which extends a third file: extend that one, or none")
@@ -126,7 +126,7 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
 
 
 def _located(tree: Any, folder: Path) -> Any:
-    """Return a file's values, with the path of its template seen from the file's folder."""
+    """Return a file's values, with the path of its template relative to the file's folder."""
     data = tree.get("data")
     if isinstance(data, dict) and str(data.get("template")).endswith(_YAML):
         tree = {**tree, "data": {**data, "template": str(folder / str(data["template"]))}}

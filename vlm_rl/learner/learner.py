@@ -293,8 +293,8 @@ class Learner:
     def non_finite(self) -> str | None:
         """Return the name of a weight or an optimizer's state that is NaN or infinite on any rank; the same on all.
 
-        Each tensor is read once, on its own device. ZeRO 3 pads its shards with memory that nothing has set, so that
-        weights are looked at whole; the float32 masters are their source and need no look of their own.
+        Each tensor is read once, on its own device. ZeRO 3 pads its shards with uninitialised memory, so weights are
+        gathered first. The float32 masters are not checked: the weights are copies of them.
         """
         largest = [(name, _largest(tensor)) for name, tensor in self.stream_weights()]
         for state in self._optimizer.state.values():

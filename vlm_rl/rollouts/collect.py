@@ -1,4 +1,4 @@
-"""The batch that a step trains on: groups from the source, those that teach nothing left out, advantages."""
+"""Build a step's batch: take groups from the source, drop those that teach nothing, compute advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups whose responses are not all there yet, in memory and in the files of a checkpoint."""
+"""Groups with unfinished responses, in memory and in the files of a checkpoint."""
 
 from __future__ import annotations
 

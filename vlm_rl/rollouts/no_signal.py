@@ -47,7 +47,7 @@ def _reason(rewards: Sequence[Reward]) -> str:
         return "all responses of the last step were right; take harder problems"
     if not any(reward.grade.correct for reward in judged):
         return (
-            "no response of the last step was right; look whether the answers have the form that data.template asks "
+            "no response of the last step was right; check whether the answers have the form that data.template asks "
             "for, and take easier problems or a better model"
         )
     return (

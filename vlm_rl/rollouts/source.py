@@ -57,7 +57,7 @@ class RolloutSource(Protocol):
 
 
 def make_source(sampling: GroupSampling, sampler: Sampler) -> RolloutSource:
-    """Return the source that the configuration asks for. It refuses engines that cannot do it."""
+    """Return the source of the configuration, which has already refused a sampler that does not suit it."""
     rollout = sampling.config.rollout
     if rollout.carry_over is not None:
         return CarryOver(sampling, cast(InProcessSampler, sampler))
