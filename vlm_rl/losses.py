@@ -6,9 +6,9 @@ The loss of one optimizer step is one weighted sum over all response tokens of i
 
 with w the importance ratio, l the surrogate, c the detached correction for the sampler's engine noise, and one weight
 per response, the same for each of its tokens, that is fixed before anything is split (``token_weights``). The credit
-of a token is 1, or that of ``vlm_rl.credit``, fixed as early. KL to a frozen reference and entropy H are token means,
-off by default. A micro-batch therefore returns a plain sum, and gradients cannot depend on micro-batches, packing,
-accumulation or the number of ranks.
+of a token is 1, or that of ``vlm_rl.credit``, fixed before the split too. KL to a frozen reference and entropy H are
+token means, off by default. A micro-batch therefore returns a plain sum, and gradients cannot depend on
+micro-batches, packing, accumulation or the number of ranks.
 
 Everything here is a pure function of tensors. K counts the response tokens of one micro-batch, end to end;
 ``response_K`` holds the response, 0 .. n - 1, that each of them belongs to.
@@ -181,9 +181,9 @@ def balanced_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_toke
     """Return the weights of token means inside each sign subset of a group, by subset size (BA, arXiv 2605.04077).
 
     The loss is (1/P) sum_groups sum_{S in S+, S-} (|S|/G) [sum_{i in S} sum_t l_it / sum_{i in S} |y_i|], so a
-    token of response i in S weighs 1 / (P G meanlen(S)). Ours, where the paper says nothing: a response with
-    A = 0 is in neither subset and weighs nothing, G stays the denominator, and an empty subset adds nothing. Where
-    tokens have a credit, lengths are sums of credits: the means are weighted ones, and S keeps its mass |S|/G.
+    token of response i in S weighs 1 / (P G meanlen(S)). Ours, since the paper does not say: a response with
+    A = 0 is in neither subset and weighs nothing, G stays the denominator, and an empty subset adds nothing. If
+    tokens have a credit, lengths are sums of credits: the means are weighted, and S keeps its mass |S|/G.
     """
     weights_PG = np.zeros(lengths_PG.shape)
     for sign in (1.0, -1.0):
@@ -299,17 +299,17 @@ def kl_estimate(logp_K: Tensor, reference_logp_K: Tensor) -> Tensor:
     """Return k3 = exp(lp_ref - lp) - (lp_ref - lp) - 1 per token [K] (GRPO, arXiv 2402.03300, equation 4).
 
     It is an unbiased estimate of KL(policy || reference) and never negative. Its gradient, taken through lp
-    alone as GRPO takes it, is (1 - exp(lp_ref - lp)) grad lp.
+    only as GRPO does, is (1 - exp(lp_ref - lp)) grad lp.
     """
     gap_K = reference_logp_K - logp_K
     return torch.exp(gap_K) - gap_K - 1
 
 
 def divergence(logp_K: Tensor, other_logp_K: Tensor) -> Tensor:
-    """Return k3 of KL(policy || other) per token [K], with a gradient that is the divergence's own on average.
+    """Return k3 of KL(policy || other) per token [K], with a gradient that is the divergence's on average.
 
     The gradient is (lp - lp_other) grad lp, that of k2 = (lp - lp_other)^2 / 2. Averaged over tokens that the policy
-    samples it is grad KL(policy || other), where that of `kl_estimate` is grad KL(other || policy).
+    samples it is grad KL(policy || other), while that of `kl_estimate` is grad KL(other || policy).
     """
     gap_K = (other_logp_K - logp_K).detach()
     return torch.exp(gap_K) - gap_K - 1 - gap_K * (logp_K - logp_K.detach())
@@ -326,8 +326,8 @@ def top_divergence(top_logp_Kk: Tensor, teacher_top_Kk: Tensor) -> Tensor:
         D = sum_{v of the k} p_v log(p_v / q_v) + p_rest log(p_rest / q_rest),   rest = 1 - sum of the k
 
     Distributions over fewer outcomes diverge less, so 0 <= D <= the KL over the whole vocabulary. Without the bucket
-    D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as that, and an id that the policy
-    never samples (a banned one, of a teacher that knows no bans) as p_v = 0.
+    D would fall as the policy leaves the k ids. A rest below SMALLEST_TAIL counts as SMALLEST_TAIL, and an id that
+    the policy never samples (a banned one, of a teacher that knows no bans) as p_v = 0.
 
     Args:
         top_logp_Kk: the policy's log-probs of the k ids, with gradient.
@@ -369,21 +369,21 @@ def policy_loss(
     divide by. The sums, detached, are:
 
         tokens         response tokens
-        policy_loss    the first term of the loss alone
+        policy_loss    the first term of the loss
         clipped_low    tokens with A < 0 and w < 1 - clip_low
         clipped_high   tokens with A > 0 and w > 1 + clip_high
-        clipped_dual   tokens with A < 0 and w > clip_dual, where there is one
-        by_length      [4, 10], where tenths by length are given: of each tenth the tokens with A < 0, those of them
+        clipped_dual   tokens with A < 0 and w > clip_dual, if it is set
+        by_length      [4, 10], if tenths by length are given: of each tenth the tokens with A < 0, those of them
                        with w < 1 - clip_low, the tokens with A > 0, those of them with w > 1 + clip_high
-        gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs; where these are
-                       lp_old, |lp - lp_sampler|
-        fresh_tokens   how many these are, where not all tokens are measured
-        rejected       tokens that do not train because learner and sampler differ too much, where that is looked at
-        kl             the KL estimate, where there is a reference
-        perception     k3 between with and without the image, over tokens of prompts with images, where it is wanted
+        gap            |lp_old - lp_sampler| of fresh tokens, given the sampler's log-probs; if these are lp_old,
+                       |lp - lp_sampler|
+        fresh_tokens   how many these are, if not all tokens are measured
+        rejected       tokens that do not train because learner and sampler differ too much, with `rejection`
+        kl             the KL estimate, with a reference
+        perception     k3 between with and without the image, over tokens of prompts with images, with blind log-probs
         seeing_tokens  how many these are
-        teacher_kl     the estimate of KL(policy || teacher), where there is a teacher
-        teacher_mass   the policy's probability of the teacher's k most likely ids, where the loss is over them
+        teacher_kl     the estimate of KL(policy || teacher), with a teacher
+        teacher_mass   the policy's probability of the teacher's k most likely ids, if the loss is over them
 
     A teacher's log-probs go into the advantage, A_it = A_i + distillation_coef (lp_teacher - lp_old). With its k most
     likely ids A_it stays A_i, and the loss has the term distillation_coef D instead (`top_divergence`).
@@ -394,8 +394,8 @@ def policy_loss(
     Args:
         logp_K: current log-probs, with gradient.
         entropy_K: current entropies.
-        inputs: all else that the loss needs of the micro-batch.
-        top_logp_Kk: current log-probs of the ids inputs.teacher_ids_Kk, with gradient; None where there are none.
+        inputs: the rest that the loss needs of the micro-batch.
+        top_logp_Kk: current log-probs of the ids inputs.teacher_ids_Kk, with gradient; None if there are none.
         ratio: a key of RATIOS.
         surrogate: a key of SURROGATES.
         clip_low: distance of the ratio's lower bound from 1.

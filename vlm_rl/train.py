@@ -32,7 +32,7 @@ from vlm_rl.types import Group
 
 
 class GapError(RuntimeError):
-    """Raised where sampler and learner disagree about the log-probs of the same tokens."""
+    """Raised when sampler and learner disagree about the log-probs of the same tokens."""
 
 
 def train(
@@ -47,16 +47,16 @@ def train(
     Args:
         config: the run's configuration.
         resume: continue from the newest checkpoint that verifies.
-        remark: gives a line about a finished step, whose rollouts and metrics are written; rank 0 prints it, unless
-            it is empty.
+        remark: returns a line about a finished step, whose rollouts and metrics are written; rank 0 prints it
+            unless it is empty.
         functions: reward functions of this process, by the name behind cell: in their paths.
 
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
-        StoppedError: after SIGTERM, where no rollout server is left, or where too many responses could not be judged,
-            once the state is saved; exits with errors.EXIT_STOPPED.
-        GapError: where sampler and learner describe different distributions.
-        NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
+        StoppedError: after SIGTERM, if no rollout server is left, or if too many responses could not be judged. The
+            state is saved first; exits with errors.EXIT_STOPPED.
+        GapError: if sampler and learner describe different distributions.
+        NonFiniteError: if a weight is NaN or infinite when a checkpoint is due; none is written.
     """
     with Run(config, resume=resume) as run, Session(config, run, functions) as session, run.checkpoints:
         session.sync_weights()
@@ -198,7 +198,7 @@ def log_step(
         timings: the seconds of each phase.
     """
     with timings.phase("diagnostics"):
-        # The parts of a reward share a response's advantage where that is linear in the reward, inside its group.
+        # The parts of a reward share a response's advantage if that is linear in the reward, within its group.
         shared = session.algorithm.advantage in ADVANTAGES and not session.config.algorithm.length_bonus
         metrics = step_metrics(batch.groups, credit.mean_weights, results, parts_share_advantage=shared)
         metrics |= dict(batch.metrics) | credit.metrics | session.counters()

@@ -3,7 +3,7 @@
 An optimizer step takes any number of packed rows, the same number on every rank. The loss of a row is a plain
 sum whose weights were fixed for the whole mini-batch, so nothing is averaged: DeepSpeed divides gradients by
 the number of ranks, and we multiply the loss by it. Ranks that compute a row together each add the gradient of their
-part of it (vlm_rl.learner.sequence_parallel), so that the sum over all ranks is the same.
+part of it (vlm_rl.learner.sequence_parallel); the sum over all ranks is the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.model_files.weights import is_used, stored_buffers
 
-# Log-probs [K], entropies [K], the row's other inputs, and where a teacher has named k ids a token their log-probs
+# Log-probs [K], entropies [K], the row's other inputs, and, if a teacher names k ids a token, their log-probs
 # [K, k] -> the loss, and sums for the metrics.
 LossFunction = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -54,7 +54,7 @@ class UpdateResult:
     """What one optimizer step did. ``sums`` are over the response tokens of all ranks."""
 
     loss: float
-    grad_norm: float  # global, before clipping; NaN or infinite where the guard refused the step for that
+    grad_norm: float  # global, before clipping; NaN or infinite if that is why the guard refused the step
     learning_rate: float  # of the parts that train.lr_by_part does not name
     sums: Mapping[str, float]
 
@@ -115,7 +115,7 @@ class Learner:
     def with_blind_log_probs(self, rows: Sequence[PackedRow], image: BlindImage = "blank") -> list[PackedRow]:
         """Return the rows with old_logp_K given blinded images of the same size, at the current weights.
 
-        A row of text gets those that it has: all ranks do the same number of passes.
+        A row of text gets its usual ones: all ranks do the same number of passes.
         """
         shown = (replace(row, vision=blinded(row.vision, image, row.pictures)) for row in rows)
         blind = (self.log_probs(row) for row in shown)
@@ -150,7 +150,7 @@ class Learner:
         *,
         top_k: int = 0,
     ) -> list[PackedRow]:
-        """Return the rows with teacher_logp_K, and with teacher_ids_Kk and teacher_top_Kk where top_k is above 0.
+        """Return the rows with teacher_logp_K, and with teacher_ids_Kk and teacher_top_Kk if top_k is above 0.
 
         Args:
             rows: of a mini-batch.
@@ -181,8 +181,8 @@ class Learner:
 
         Ranks that compute rows together give the same rows.
 
-        `before_step` gets the sums over the response tokens of all ranks; what it raises leaves the weights alone.
-        Raises GuardAbortError where the gradient guard has refused too many steps in a row.
+        `before_step` gets the sums over the response tokens of all ranks; if it raises, the weights do not change.
+        Raises GuardAbortError if the gradient guard has refused too many steps in a row.
         """
         totals: dict[str, Tensor] = {}
         for row in rows:
@@ -305,7 +305,7 @@ class Learner:
         return next((name for name in all_gather(mine) if name is not None), None)
 
     def save_model(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder, or its adapters alone (rank 0 writes)."""
+        """Write the policy as a Hugging Face folder, or only its adapters (rank 0 writes)."""
         write = self._model_writer(folder)
         if rank() == 0:
             write()
@@ -346,7 +346,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Restore the weights and the optimizer that ``save`` wrote, on any number of ranks.
 
-        Raises UserError where the folder holds no state of DeepSpeed, or a state that would run code.
+        Raises UserError if the folder holds no state of DeepSpeed, or a state that would run code.
         """
         is_whole = self.policy.base is None  # a checkpoint of adapters lacks the frozen weights
         if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, strict=is_whole):
@@ -357,7 +357,7 @@ class Learner:
     def start_from(self, folder: Path) -> None:
         """Take over weights and moments of a different run's checkpoint, and keep this run's rates and options.
 
-        Raises UserError where it is of other parameters.
+        Raises UserError if it belongs to other parameters.
         """
         options = [{key: group[key] for key in group if key != "params"} for group in self._optimizer.param_groups]
         if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, same_run=False):
@@ -368,7 +368,7 @@ class Learner:
             group.update(own)
 
     def state(self) -> dict[str, Any]:
-        """Return the learner's own counters, for the checkpoint's manifest (JSON)."""
+        """Return the learner's counters, for the checkpoint's manifest (JSON)."""
         return {"num_updates": self.num_updates, "guard": self.guard.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -378,7 +378,7 @@ class Learner:
 
 
 def _largest(tensor: Tensor) -> Tensor:
-    """Return the largest magnitude, in float32: NaN where an element is, 0 where there is none."""
+    """Return the largest magnitude, in float32: NaN if an element is NaN, 0 for an empty tensor."""
     if not tensor.numel():
         return torch.zeros(())
     return torch.linalg.vector_norm(tensor, ord=math.inf).float()

@@ -6,12 +6,12 @@ Each response attends to its own prompt and to itself, so the prompt and the vis
 instead of G times. The M-RoPE positions of every response start at max(prompt positions) + 1, which with
 images is not the prompt's length. The prompt's last hidden state predicts the first token of each response.
 
-Where a response is an episode, what the environment answered stands between the sampled tokens:
+In an episode, the environment's answers are between the sampled tokens:
 
     y = [turn 1][observed][turn 2][observed][turn 3]
 
-Observed tokens are context: they are in the row and in nothing that the loss gets. An observation's positions are
-those that it has alone, moved behind what precedes it.
+Observed tokens are context: they are in the row, but the loss does not get them. An observation's positions are
+numbered as if it stood alone, and then moved behind what precedes it.
 
 A group may be split into rows that repeat the prompt (vlm_rl.learner.row_plan); a response is never split.
 """
@@ -56,7 +56,7 @@ class RowLayout:
     shared: Runs  # all responses of a prompt, to all of the prompt
     responses: Tensor | slice  # where the queries of `shared` are in the row; a slice takes a view, not a copy
     prompts: Tensor | slice  # where its keys are
-    windowed: WindowedRuns | None = None  # the same for layers with a window; None where no sequence is longer
+    windowed: WindowedRuns | None = None  # the same for layers with a window; None if no sequence is longer
 
     def to(self, device: torch.device | str) -> Self:
         """Return the layout with every tensor of it on the device."""
@@ -96,8 +96,8 @@ class PackedRow:
     sampled: Sequence[np.ndarray]  # of each response, which of its tokens were sampled: offsets from its start
     kept_Kk: Tensor | None = None  # int64, the ids that each token was sampled from, filled up with -1; None: all
     experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
-    pictures: Pictures = ()  # of each prompt and observation: a seed of its own, and the sizes of its `vision`
-    is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
+    pictures: Pictures = ()  # of each prompt and observation: its seed, and the sizes of its `vision`
+    is_padding: bool = False  # fills up, since every rank does the same number of rows; no metric counts it
 
     def to(self, device: torch.device | str) -> Self:
         """Return the row with every tensor of it on the device."""
@@ -123,7 +123,7 @@ class Chunk:
 
     group: int
     responses: tuple[int, ...]
-    is_padding: bool = False  # computed with weight zero, so that every rank does the same number of rows
+    is_padding: bool = False  # fills up with weight zero, since every rank does the same number of rows
 
 
 def pack_row(
@@ -145,11 +145,11 @@ def pack_row(
         groups: the groups of the mini-batch.
         prompts: the prompts of the groups that the chunks name, by the same index.
         weights_PG: the weight of each token of each response, for the whole optimizer step.
-        positions: gives a prompt's M-RoPE positions.
-        observed: gives what is observed as a prompt; None where no response is an episode.
+        positions: returns a prompt's M-RoPE positions.
+        observed: turns an observation into a prompt; None if no response is an episode.
         mean_weight: 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
-        version: the policy version of the step's sampler, where other versions sampled some of the tokens.
-        tenths_PG: the tenth of each response by length, 0 to 9, where clipping is counted by it.
+        version: the policy version of the step's sampler, if other versions sampled some of the tokens.
+        tenths_PG: the tenth of each response by length, 0 to 9, if clipping is counted by it.
     """
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []
@@ -208,7 +208,7 @@ def _sizes(vision: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _kept(of_responses: Sequence[KeptIds | None]) -> Tensor | None:
-    """Return the kept ids of all tokens, filled up with -1; None where nothing was truncated."""
+    """Return the kept ids of all tokens, filled up with -1; None if nothing was truncated."""
     there = [kept for kept in of_responses if kept is not None]
     if not there:
         return None
@@ -219,7 +219,7 @@ def _kept(of_responses: Sequence[KeptIds | None]) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Response:
-    """A response as it lies in a row: runs of sampled tokens and observations, in order."""
+    """A response in a row: runs of sampled tokens and observations, in order."""
 
     ids: Sequence[np.ndarray]
     positions: Sequence[Tensor]  # int64 [3, tokens] of each
@@ -281,9 +281,9 @@ def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -
 
 
 def with_sampler_log_probs(mini_batches: Sequence[list[PackedRow]]) -> list[list[PackedRow]]:
-    """Return the rows with the sampler's log-probs as the old ones; the gap is that of the first mini-batch alone.
+    """Return the rows with the sampler's log-probs as the old ones; only the first mini-batch measures the gap.
 
-    Its forward pass is at the weights that sampled. Of a later one the gap would be the policy's change as well.
+    Its forward pass is at the weights that sampled. In a later one the gap would include the policy's change.
     """
     return [
         [
@@ -360,7 +360,7 @@ def padded_rows(spans: RowSpans, sampled: Sequence[np.ndarray]) -> PaddedRows:
 
 
 def windowed_runs(spans: RowSpans, window: int) -> WindowedRuns | None:
-    """Return the runs of layers with this window, or None where it holds the longest sequence of the row."""
+    """Return the runs of layers with this window, or None if it holds the longest sequence of the row."""
     if all(prompt[1] + size <= window for prompt, responses in spans for _, size in (*responses, (0, 0))):
         return None
     queries: list[TokenSpan] = []

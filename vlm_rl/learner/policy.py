@@ -61,9 +61,9 @@ def load_model(
     Args:
         path: the folder.
         dtype: of the weights.
-        device: where the model goes; None for this process's GPU, or the CPU where there is none.
+        device: where the model goes; None for this process's GPU, or the CPU without one.
         rows: model.rows; Policy is given the same.
-        shard_for: a training whose ZeRO stage 3 shards the model over the ranks while it is loaded, on all together.
+        shard_for: a training whose ZeRO stage 3 shards the model over the ranks as they load it together.
         in_4bit: put the linear layers of the language model in 4 bits.
 
     Raises UserError for a transformers that is too old.
@@ -96,7 +96,7 @@ def load_model(
 
 
 def _whole_layers(auto: Any, config: PreTrainedConfig) -> list[str]:
-    """Return the linear layers that 4 bits leave alone: the output head, and those outside of the language model."""
+    """Return the linear layers that are not in 4 bits: the output head, and those outside the language model."""
     with torch.device("meta"):
         model = auto.from_config(config, trust_remote_code=False)
     packed = lora.target_layers(model, ["language_model"])
@@ -153,14 +153,14 @@ class Policy(nn.Module):
             linear.install(model)
         self.ranks = RankGroup()  # that compute a row together
         self.offloads = False
-        self.base: BaseModel | None = None  # of the adapters, where there are any
+        self.base: BaseModel | None = None  # of the adapters, if there are any
         self.routers = RouterWatch(model)
         self._kept: list[tuple[Tensor, Tensor]] = []  # mass and ids that were kept, of rows since `take_kept`
         model.config.use_cache = False
         self.replaced_layers = patches.install(model, layer_patches, on_gpu=has_gpu())
 
     def freeze(self, parts: Collection[ModelPart]) -> None:
-        """Do not train these parts; those that the model does not have do not matter."""
+        """Do not train these parts; parts that the model lacks are ignored."""
         for name, parameter in self.model.named_parameters():
             if self.family.part_of(name) in parts:
                 parameter.requires_grad_(False)
@@ -189,7 +189,7 @@ class Policy(nn.Module):
 
     @property
     def has_frozen_vision(self) -> bool:
-        """Tell whether there is a vision tower and none of it is trained."""
+        """Tell whether the model has a vision tower of which nothing is trained."""
         named = self.model.named_parameters()
         return self.vision is not None and not any(
             p.requires_grad for name, p in named if self.family.part_of(name) != "language_model"
@@ -205,7 +205,7 @@ class Policy(nn.Module):
             zero_stage: of the training.
             only_mlps: keep all but what is inside the layers' MLPs.
 
-        Raises UserError where only MLPs are asked for, and the layers have none.
+        Raises UserError if only MLPs are asked for, and the layers have none.
         """
         self.offloads = offload
         if not only_mlps:
@@ -244,7 +244,7 @@ class Policy(nn.Module):
     ) -> Any:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
-        Without ``with_entropy`` there is None in their place, which saves passes over the logits. With ``ids_Kk``
+        Without ``with_entropy`` the entropies are None, which saves passes over the logits. With ``ids_Kk``
         their log-probs [K, k] follow, with ``top_k`` the most likely ids and their log-probs (`Head.forward`).
         With ``only_features``, return what the mergers make of the row's images instead, [visual tokens, mergers, H]:
         one merger, and Qwen3-VL's deepstack mergers behind it. A row whose `vision` is {"image_features": that
@@ -288,7 +288,7 @@ class Policy(nn.Module):
         return {"kept_mass": mass, "kept_ids": count}
 
     def _layout(self, row: PackedRow) -> RowLayout:
-        """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
+        """Return the row's layout, with that of windowed layers if a sequence of the row exceeds their window."""
         if self.window is None:
             return row.layout
         windowed = windowed_runs(row.spans, self.window)
@@ -383,12 +383,12 @@ def _recomputed(
     reentrant: bool,
     paused: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Call the function of a layer now, and again in the backward pass; once where no gradient is wanted.
+    """Call the function of a layer now, and again in the backward pass; only once if no gradient is wanted.
 
     Args:
         function: the layer.
         args: of the function.
-        reentrant: whether the backward pass starts one of its own for the layer.
+        reentrant: whether the backward pass starts a nested one for the layer.
         paused: entered while the layer is computed again.
     """
     if not torch.is_grad_enabled():  # the reentrant variant would warn, once a layer
@@ -401,8 +401,8 @@ def _recomputed(
 def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Give the decoder, in place of a packed row, a row for each response behind a copy of its prompt.
 
-    Images have their place in the packed row by then, so that their features are computed once. What fills up is
-    behind each row's end, where no causal layer sees it: no mask is needed. A text model numbers its own positions.
+    Images are in their places in the packed row by then, and their features are computed once. Padding is behind
+    each row's end, where no causal layer sees it: no mask is needed. A text model numbers its own positions.
     """
     if "padded_tokens" not in arguments:  # a call that is not the policy's
         return None

@@ -1,10 +1,10 @@
 """Does a run fit? The one rule, which the dry run, init, doctor, `vlm-rl plan` and the out-of-memory message ask.
 
     fit = fits(dry_run(config, num_ranks=8), Card.of(80))
-    fit.ok, fit.margin      # whether, and the bytes that are left, or missing, where it is tightest
-    fit.over                # what needs more than there is
+    fit.ok, fit.margin      # whether it fits, and the bytes to spare (below 0: missing) of its tightest part
+    fit.over                # the parts that need more than they may take
 
-`remedies` finds what would make it fit. Whatever else needs memory one day is one more `Need` here.
+`remedies` finds what would make it fit. A further part that needs memory is one more `Need` here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vlm_rl.planning.memory import Memory
 
 UPDATE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
 ROLLOUT_SHARE = 0.95  # the engine keeps to its share by itself
-SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; a server has the card alone
+SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; nothing else runs on a server's card
 ENGINE_OVERHEAD = 2**30  # bytes of an engine's share for its CUDA graphs and what a prefill takes
-MACHINE = 8  # cards of a machine, where nobody says how many
+MACHINE = 8  # cards of a machine, unless something says how many
 
 MemoryPart = Literal["update", "rollout", "engine", "share", "host", "server"]
 
@@ -38,7 +38,7 @@ class Card:
     total: float
     free: float
     is_gpu: bool = True
-    host: float | None = None  # free in host memory for each rank, where that is known
+    host: float | None = None  # free in host memory for each rank, if known
     neighbours: int = MACHINE  # cards of its machine, itself included: those that can form an engine
 
     @classmethod
@@ -52,7 +52,7 @@ class Card:
 
         Args:
             ranks: of the run.
-            emptied: count what is in use now as free, and take none of a GPU for the question.
+            emptied: count what is in use now as free, and do not open a GPU to ask.
         """
         memory = psutil.virtual_memory()
         host = memory.total if emptied else memory.available
@@ -63,7 +63,7 @@ class Card:
         return cls(total, free, host=host / min(ranks, cards), neighbours=cards)
 
     def __str__(self) -> str:
-        """Return it as messages call it."""
+        """Return its name in messages."""
         return f"a card with {self.total / 1e9:.0f} GB" if self.is_gpu else "this machine"
 
 
@@ -74,11 +74,11 @@ class Need:
     part: MemoryPart
     needed: float
     limit: float
-    fault: str  # in words, if that is too much
+    fault: str  # in words, if it needs too much
 
     @property
     def margin(self) -> float:
-        """Return how much is left; below 0 so much is missing."""
+        """Return the bytes to spare; below 0, those that are missing."""
         return self.limit - self.needed
 
 
@@ -93,7 +93,7 @@ class Fit:
 
     @property
     def over(self) -> tuple[Need, ...]:
-        """Return the parts that need more than they may take; none where the run fits."""
+        """Return the parts that need more than they may take; none if the run fits."""
         return tuple(need for need in self.needs if need.margin < 0)
 
     @property
@@ -103,12 +103,12 @@ class Fit:
 
     @property
     def margin(self) -> float:
-        """Return the bytes that are left where it is tightest; below 0 so many are missing."""
+        """Return the bytes to spare of the tightest part; below 0, those that are missing."""
         return min(need.margin for need in self.needs)
 
     @property
     def faults(self) -> str:
-        """Return in words what is over."""
+        """Return in words which needs are over their limit."""
         return "; ".join(dict.fromkeys(need.fault for need in self.over))
 
     def missing(self, part: MemoryPart) -> float:
@@ -123,7 +123,7 @@ class Fit:
 
     @property
     def shares(self) -> tuple[float, float] | None:
-        """Return the least share of the card that the engine needs, and the best one; None where none would do."""
+        """Return the least share of the card that the engine needs, and the best one; None if none would do."""
         memory, card = self.plan.memory, self.card
         if memory.is_served or not card.is_gpu or not self.plan.samples:
             return None
@@ -221,7 +221,7 @@ def engine_share(config: Config) -> float:
 
 
 def server_share(config: Config) -> float:
-    """Return the share of a card that a rollout server takes, which has it alone."""
+    """Return the share of a card that a rollout server takes; nothing else runs there."""
     return config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
 
 

@@ -1,6 +1,6 @@
 """From problems to the graded groups that a step trains on.
 
-    collect       the batch of a step: rounds of sampling, what is left out, advantages
+    collect       the batch of a step: rounds of sampling, dropped groups, advantages
     source        where its groups come from, behind one interface
     sampling      the parts that every source is built from
     prompt_order  the order of prompts, and the ledger that accounts for each of them

@@ -28,7 +28,7 @@ class BatchAhead:
     """The groups of one later step, on all ranks."""
 
     step: int  # the number of steps before it
-    groups: tuple[GroupInProgress, ...]  # with the responses of an earlier process; without, they are to be sampled
+    groups: tuple[GroupInProgress, ...]  # with an earlier process's responses, or yet to be sampled
 
 
 class Ahead:
@@ -86,7 +86,7 @@ class Ahead:
         self._sampler.begin(self._sampling.request(batch.groups, prompts, step=batch.step))
 
     def _begin_restored(self) -> None:
-        """Begin the batches of a checkpoint, which had to wait until the servers held the weights."""
+        """Begin the batches of a checkpoint, which had to wait until the servers had the weights."""
         for batch in self.batches:
             if batch.step not in self._prompts:
                 self._begin(batch, PromptCache(self._sampling.builder))
@@ -125,7 +125,7 @@ class Ahead:
 
 
 def save_batches(batches: Sequence[BatchAhead], folder: Path) -> None:
-    """Write each batch into a file of its own."""
+    """Write one file for each batch."""
     for batch in batches:
         save_groups(batch.groups, folder / _FILE.format(batch.step))
 
@@ -157,7 +157,7 @@ def age_metrics(groups: Sequence[Group], versions: Sequence[int], *, ahead: int)
     Args:
         groups: those that the step trains on.
         versions: as in `ages`.
-        ahead: rollout.ahead, the largest age there can be.
+        ahead: rollout.ahead, the largest possible age.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     tokens = np.concatenate([np.zeros(0, np.int64), *(ages(rollout, versions) for rollout in rollouts)])

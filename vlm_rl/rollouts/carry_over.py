@@ -51,7 +51,7 @@ class CarryOver:
         return graded
 
     def _missing(self, count: int) -> int:
-        """Return how many groups to begin where a step needs `count` more of them."""
+        """Return how many groups to begin when a step needs `count` more of them."""
         return count + self._sampling.config.rollout.spare_groups - len(self.in_progress)
 
     def _sample(self, request: SampleRequest, on_group: OnGroup, *, enough: int) -> list[list[Rollout]]:
@@ -93,7 +93,7 @@ class CarryOver:
 
 
 def mixed(groups: Sequence[Group], *, seed: int, step: int) -> list[Group]:
-    """Return the groups in a random order: else the oldest, which are long, would be a mini-batch of their own."""
+    """Return the groups in random order: otherwise the oldest, which are long, would form one mini-batch."""
     order = np.random.Generator(np.random.Philox(key=[seed, step])).permutation(len(groups))
     return [groups[index] for index in order]
 
@@ -101,7 +101,7 @@ def mixed(groups: Sequence[Group], *, seed: int, step: int) -> list[Group]:
 def carry_metrics(
     groups: Sequence[Group], in_progress: Sequence[GroupInProgress], *, version: int
 ) -> dict[str, float]:
-    """Return how much of the batch earlier weights sampled, and what is left to the next step.
+    """Return how much of the batch earlier weights sampled, and how much is left for the next step.
 
     Args:
         groups: those that the step trains on.

@@ -38,12 +38,12 @@ class RolloutBatch:
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
     belief: Belief  # HA-DW's, after this batch
     history: RewardHistory  # EBPO's, with this batch
-    metrics: Mapping[str, float]  # the source's, HA-DW's weights, and what asking functions and judge gave
+    metrics: Mapping[str, float]  # of the source, of HA-DW's weights, and of the calls of functions and judge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collecting:
-    """What the batches of a run are collected with."""
+    """The parts of a run that collecting its batches needs."""
 
     config: Config
     algorithm: Algorithm
@@ -63,13 +63,13 @@ def collect(
     what it has. Groups beyond a full step are surplus. Groups that are too old are replaced once.
 
     Args:
-        run: what the batch is collected with.
+        run: the parts that collecting needs.
         step: how many steps came before.
         belief: HA-DW's, before this batch.
-        phase: gets the seconds of sampling, and of waiting for grades.
-        history: EBPO's, before this batch; None for that of a run's beginning.
+        phase: times the sampling, and the wait for grades.
+        history: EBPO's, before this batch; None at the beginning of a run.
 
-    Raises TooManyUndecidedError where too many responses got no verdict.
+    Raises TooManyUndecidedError if too many responses got no verdict.
     """
     wanted, is_dynamic, ledger = run.config.rollout.prompts_per_step, run.algorithm.dynamic_sampling, run.ledger
     rounds = left = run.config.algorithm.max_sampling_rounds if is_dynamic else 1
@@ -117,11 +117,11 @@ def collect(
 
 
 class TooManyUndecidedError(Exception):
-    """Raised where more responses of a step got no verdict than reward.max_undecided allows."""
+    """Raised when more responses of a step got no verdict than reward.max_undecided allows."""
 
 
 def check_undecided(rewards: Sequence[Reward], *, most: float) -> None:
-    """Raise TooManyUndecidedError where more than the share `most` of the rewards is undecided."""
+    """Raise TooManyUndecidedError if more than the share `most` of the rewards is undecided."""
     reasons = [reward.undecided_because for reward in rewards if reward.undecided_because]
     if len(reasons) > most * len(rewards):
         (reason, count), *_ = Counter(reasons).most_common(1)
@@ -133,7 +133,7 @@ def check_undecided(rewards: Sequence[Reward], *, most: float) -> None:
 
 
 def without_contrast(rewards: Sequence[Reward]) -> str:
-    """Return all_right, all_wrong or undecided for a group that teaches nothing, by what is not dropped; else ""."""
+    """Return all_right, all_wrong or undecided if the rewards that count teach nothing, else ""."""
     correct = {reward.grade.correct for reward in rewards if not reward.dropped}
     if len(correct) > 1:
         return ""
@@ -148,7 +148,7 @@ def ability(rewards: Sequence[Reward], hadw: HadwConfig) -> float | None:
 
 
 def belief_after(belief: Belief, sampled: Sequence[Reward], hadw: HadwConfig) -> Belief:
-    """Return HA-DW's belief after a batch, from all its responses, those of dropped groups included."""
+    """Return HA-DW's belief after a batch, from all its responses, including those of dropped groups."""
     seen = ability(sampled, hadw)
     if seen is None:
         return belief
@@ -163,7 +163,7 @@ def totals(groups: Sequence[Group]) -> np.ndarray:
 
 
 def with_group_length(group: Group, scale: float) -> Group:
-    """Return the group with reward.group_length's part in its rewards, where it is on; 0 for a dropped response."""
+    """Return the group with reward.group_length's part, if it is on, in its rewards; 0 for a dropped response."""
     there = [index for index, reward in enumerate(group.rewards) if not reward.dropped]
     if not scale:
         return group
@@ -209,9 +209,9 @@ def with_advantages(
     beliefs: tuple[Belief, Belief],
     history: RewardHistory,
 ) -> tuple[list[Group], dict[str, float]]:
-    """Return the groups with their advantages, scaled by HA-DW where it is on, and the metrics of both.
+    """Return the groups with their advantages, scaled by HA-DW if it is on, and the metrics of both.
 
-    They are 0 where a teacher alone is trained on.
+    Advantages are 0 if only a teacher is trained on.
 
     Args:
         groups: those that the step trains on.

@@ -65,7 +65,7 @@ def save_groups(groups: Sequence[GroupInProgress], path: Path) -> None:
 
 
 def load_groups(path: Path, problems: Iterable[Problem]) -> tuple[GroupInProgress, ...]:
-    """Return the groups that `save_groups` wrote, in their order; none where there is no file."""
+    """Return the groups that `save_groups` wrote, in their order; none if there is no file."""
     if not path.exists():
         return ()
     by_id = {problem.id: problem for problem in problems}

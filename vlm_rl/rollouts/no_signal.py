@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from vlm_rl.types import Group, Reward
 
 FIRST = 5
-"""Steps in a row after which a line says so; the next lines follow after twice as many, and so on."""
+"""Consecutive steps after which a line says so; the next lines follow after twice as many, and so on."""
 
 
 class NoSignal:
-    """Counts the steps in a row in which every advantage was 0, and says why, and what to look at."""
+    """Counts consecutive steps in which every advantage was 0, and says why and what to check."""
 
     def __init__(self) -> None:
         self.steps, self._next = 0, FIRST
 
     def after_step(self, groups: Sequence[Group], sampled: Sequence[Reward]) -> str | None:
-        """Return a line where that is due.
+        """Return a warning if one is due.
 
         Args:
             groups: those that the step trains on, with advantages.
-            sampled: the rewards of all its responses, those of dropped groups included.
+            sampled: the rewards of all its responses, including those of dropped groups.
         """
         if any(group.advantages_G.any() for group in groups):
             self.steps, self._next = 0, FIRST

@@ -1,4 +1,4 @@
-"""What every source does: take problems in order, build their prompts, sample and grade this rank's share."""
+"""The parts of every source: take problems in order, build their prompts, sample and grade this rank's share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import EpisodeStart, Group, Problem, Rollout
 
-StepPhase = Callable[[str], AbstractContextManager[None]]  # shows that a phase begins, and adds its seconds up
+StepPhase = Callable[[str], AbstractContextManager[None]]  # shows that a phase begins, and adds up its seconds
 Generate = Callable[[SampleRequest, OnGroup], list[list[Rollout]]]
 
 
@@ -41,7 +41,7 @@ class SourceState:
     """What a resume needs of a source."""
 
     info: Mapping[str, Any]  # JSON, for the manifest of a checkpoint
-    held: Any = ()  # what the source writes into files of its own
+    held: Any = ()  # what the source writes into its files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class _Measured:
 
     length: int  # tokens
     start: EpisodeStart | None = None
-    fault: str = ""  # why the environment shows nothing that could begin it
+    fault: str = ""  # why the environment could not begin it
 
 
 def _measured(problem: Problem, prompts: PromptCache) -> _Measured:
@@ -72,8 +72,8 @@ class GroupSampling:
     reward: RewardFunction
     order: PromptOrder
     ledger: Ledger
-    host: EpisodeHost | None = None  # where responses are episodes
-    show: Callable[[str], None] | None = None  # gets how far the sampling of a step is
+    host: EpisodeHost | None = None  # if responses are episodes
+    show: Callable[[str], None] | None = None  # shows the progress of a step's sampling
     note: Callable[[str], None] | None = None  # prints a line
 
     def new_prompts(self) -> PromptCache:
@@ -90,9 +90,9 @@ class GroupSampling:
         Args:
             count: how many groups to return.
             prompts: keeps the prompts that this rank builds.
-            phase: gets the time of building them.
+            phase: times the building.
 
-        Raises UserError where one reset after the other fails.
+        Raises UserError if reset after reset fails.
         """
         fitting: list[GroupInProgress] = []
         failed: list[str] = []
@@ -150,14 +150,14 @@ class GroupSampling:
         step: int,
         phase: StepPhase,
     ) -> tuple[Graded, tuple[GroupInProgress, ...]]:
-        """Let each rank sample and grade its share. Return the graded groups, and the others as they now are.
+        """Let each rank sample and grade its share. Return the graded groups, and the others in their current state.
 
         Args:
             groups: the same on every rank.
             prompts: has or builds the prompts of this rank's share.
-            sample: gives the responses to a request, and tells which groups are to be graded, at once.
+            sample: returns the responses to a request, and reports each group to grade as soon as it is complete.
             step: the rollout step.
-            phase: gets the seconds of sampling, and of waiting for grades.
+            phase: times the sampling, and the wait for grades.
         """
         mine = share(groups)
         with Scoring(self.reward) as scoring:

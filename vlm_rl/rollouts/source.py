@@ -23,7 +23,7 @@ class RolloutSource(Protocol):
         ...
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
-        """Return about `count` groups for a step, with their rewards. Called again where too few of them are kept."""
+        """Return about `count` groups for a step, with their rewards. Called again if too few of them are kept."""
         ...
 
     def arrange(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
@@ -31,7 +31,7 @@ class RolloutSource(Protocol):
         ...
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
-        """Begin what the steps after this one need. Returns what is to run beside the update."""
+        """Begin what the next steps need. Return a context in which the update runs."""
         ...
 
     def end_step(self, step: int) -> None:
@@ -43,7 +43,7 @@ class RolloutSource(Protocol):
         ...
 
     def files(self, state: SourceState) -> Callable[[Path], None]:
-        """Gather what all ranks have of a state, and return what rank 0 calls to write it into a checkpoint."""
+        """Gather a state from all ranks, and return the function with which rank 0 writes it into a checkpoint."""
         ...
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
@@ -107,4 +107,4 @@ class OnPolicy:
         return lambda folder: None
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
-        """See RolloutSource.restore: nothing is left of earlier steps."""
+        """See RolloutSource.restore: earlier steps leave nothing."""

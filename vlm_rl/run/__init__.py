@@ -19,7 +19,7 @@ lock         one writer at a time in a run directory
 interrupts   Ctrl-C that is not lost: the first asks for a stop, the second stops at once
 writing      what the file system refuses, as a message
 run_log      log.txt: what rank 0 shows, with the time
-trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface (a folder with a door of its own)
+trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface (a folder with its own door)
 mirror       the process that sends a run to one of them
 tracking     these processes, as a run starts and ends them
 cores        how many cores are allowed and free

@@ -24,10 +24,10 @@ class Best:
     step: int
     accuracy: float  # in [0, 1]
     last_step: int
-    saved_step: int | None  # the best of the steps that have a checkpoint; None where none has both
+    saved_step: int | None  # the best of the steps that have a checkpoint; None if none has both
     saved_accuracy: float
     checkpoint: Path | None  # of saved_step
-    last: Paired | None  # the last evaluation minus the best one, problem by problem; None where that is the best
+    last: Paired | None  # the last evaluation minus the best one, problem by problem; None if that is the best
 
     def sentence(self) -> str:
         """Return one line: the best step, how much lower the last is, and where a better step was not saved."""
@@ -55,13 +55,13 @@ class Best:
 
 
 def best_of(results: Sequence[EvalResult], checkpoints: Mapping[int, Path]) -> Best | None:
-    """Return the best of one set's evaluations; None where there is none.
+    """Return the best of one set's evaluations; None if there is none.
 
     Args:
         results: of one set, ascending by step.
         checkpoints: the folders of the saved steps.
 
-    Raises UserError where a file of records is damaged.
+    Raises UserError if a file of records is damaged.
     """
     if not results:
         return None
@@ -89,5 +89,5 @@ def best_result(results: Iterable[EvalResult]) -> EvalResult | None:
 
 
 def paired_change(before: EvalResult, after: EvalResult) -> Paired | None:
-    """Compare two evaluations of one set problem by problem; None where they share no problem."""
+    """Compare two evaluations of one set problem by problem; None if they share no problem."""
     return pair(*(problem_scores(result.rows(_COLUMNS).to_pylist()) for result in (before, after)))

@@ -78,10 +78,10 @@ def writing_checkpoint(root: Path, *, step: int) -> Iterator[None]:
 
 
 def begin(root: Path, *, step: int, size: int = 0) -> Path:
-    """Make an empty folder beside the checkpoints, on the same file system. Only one save may run at a time.
+    """Make an empty folder next to the checkpoints, on the same file system. Only one save may run at a time.
 
-    Leftovers of killed saves are removed first. Raises CheckpointError where less is free than the newest checkpoint
-    takes, or `size` bytes where there is none yet.
+    Leftovers of killed saves are removed first. Raises CheckpointError if less is free than the newest checkpoint
+    takes, or `size` bytes if there is none yet.
     """
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
@@ -281,8 +281,8 @@ def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
 def recover(root: Path) -> tuple[Path, Manifest] | None:
     """Return the newest checkpoint that verifies, after a killed run: remove leftovers, and let `latest` name it.
 
-    Returns None where there is no checkpoint yet. Must not run while another process writes here. Raises
-    CheckpointError where there are checkpoints and none verifies, and where `root` cannot be written.
+    Returns None if there is no checkpoint yet. Must not run while another process writes here. Raises
+    CheckpointError if there are checkpoints and none verifies, or if `root` cannot be written.
     """
     newest = newest_verified(root)
     if newest is None and (damaged := _candidates(root)):
@@ -400,7 +400,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _is_write_failure(error: Exception) -> bool:
-    """Tell a failed write from other errors: safetensors and torch wrap the system's error in their own."""
+    """Tell a failed write from other errors: safetensors and torch wrap the system's error in theirs."""
     if isinstance(error, CheckpointError):
         return False
     wrapped = any(text in str(error) for text in ("No space left", "os error", "file write failed", "enforce fail"))

@@ -25,7 +25,7 @@ def resolve_model(path: str | Path, *, weights: bool = True) -> Path:
         path: what the user named.
         weights: whether the weights of a model of the hub are downloaded too.
 
-    A path that names none of these comes back as it is, for the caller's own check of model folders. Raises
+    A path that names none of these comes back unchanged, for the caller's check of model folders. Raises
     UserError for a run without that checkpoint, and for a model that cannot be downloaded.
     """
     path = Path(path)
@@ -37,7 +37,7 @@ def resolve_model(path: str | Path, *, weights: bool = True) -> Path:
 def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
     """Return the run and the folder of a checkpoint: RUN/checkpoints/step-000060, RUN/60, RUN/best, RUN for the last.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     check_plain(path)
     if path.resolve().parent.name == "checkpoints" and path.is_dir():
@@ -62,7 +62,7 @@ def _best(run: RunDirectory) -> Path:
 
 
 def _run_and_step(path: Path) -> tuple[Path, int | Literal["best"] | None] | None:
-    """Return the run that a path names and the step, None for its last checkpoint; None where it names no run."""
+    """Return the run that a path names and the step, None for its last checkpoint; None if it names no run."""
     step: int | Literal["best"] | None = None
     if path.name in (LATEST, BEST) and not path.is_dir():
         step, path = BEST if path.name == BEST else None, path.parent

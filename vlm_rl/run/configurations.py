@@ -14,7 +14,7 @@ from vlm_rl.run.terminal import resume_command
 
 
 def changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, own value, the other's) where they differ; the hub's cache may be in different folders."""
+    """Return (dotted key, own value, the other's) of each difference; the hub's cache may be in different folders."""
     return _differences(_comparable(own), _comparable(other))
 
 
@@ -24,7 +24,7 @@ def fixed_changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, A
 
 
 def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> None:
-    """Raise UserError where a resume changes a key that it has to keep.
+    """Raise UserError if a resume changes a key that it has to keep.
 
     Args:
         path: the run's folder.
@@ -72,7 +72,7 @@ def keep_changes(run: RunDirectory, config: Config | SftConfig) -> list[str]:
 
 
 def check_alike(configs: Sequence[ConfigSection]) -> None:
-    """Raise UserError where a rank, such as one on a second node, was given a different configuration than rank 0.
+    """Raise UserError if a rank, such as one on a second node, was given a different configuration than rank 0.
 
     Its file may differ, and the newest revision of a model of the hub too.
     """
@@ -80,7 +80,7 @@ def check_alike(configs: Sequence[ConfigSection]) -> None:
 
 
 def check_same(trees: Sequence[Mapping[str, Any]], *, what: str) -> None:
-    """Raise UserError, which calls them `what`, where the values of a rank are not those of rank 0."""
+    """Raise UserError, which calls them `what`, if the values of a rank are not those of rank 0."""
     for rank, tree in enumerate(trees):
         if changed := _differences(trees[0], tree):
             key, first, there = changed[0]

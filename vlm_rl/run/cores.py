@@ -22,7 +22,7 @@ def _affinity() -> set[int]:
 
 
 def _quota(cgroup: Path) -> float:
-    """Return the cores that the control group's quota pays for; 0 where there is none."""
+    """Return the cores that the control group's quota pays for; 0 if there is none."""
     try:  # version 2, then version 1
         if (file := cgroup / "cpu.max").is_file():
             quota, period = file.read_text().split()
@@ -41,7 +41,7 @@ def free_cores() -> int:
 
 
 def set_threads() -> str:
-    """Give OpenMP as many threads as cores are free, and return a line that says so; "" where all are.
+    """Give OpenMP as many threads as cores are free, and return a line that says so; "" if all are.
 
     Must run before torch is imported. Threads that wait for each other in a loop make a busy machine many times
     slower. A value of OMP_NUM_THREADS that is set already stays.

@@ -43,7 +43,7 @@ def by_difficulty(first: EvalResult, now: EvalResult) -> dict[str, DifficultySco
         first: the set's first evaluation.
         now: a later one of the same set. Problems that the first lacks are left out.
 
-    Raises UserError where a file of records is damaged.
+    Raises UserError if a file of records is damaged.
     """
     begun, shares = _shares(first), _shares(now)
     sorted_in: dict[str, list[tuple[float, str]]] = defaultdict(list)

@@ -8,10 +8,10 @@
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
     log.txt                              what rank 0 showed, with the time (vlm_rl.run.run_log)
     controls.json                        optional: accuracies that show what the learning curve means
-    CONTAMINATED.json                    only where the run was trained on rows of a benchmark
+    CONTAMINATED.json                    only if the run was trained on rows of a benchmark
 
 After a resume some steps are trained again under a higher attempt number; readers take the last attempt. Files other
-than metrics.jsonl are written under a temporary name and moved into place, so that no reader sees half a file.
+than metrics.jsonl are written under a temporary name and moved into place: no reader sees half a file.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class RunDirectory:
 
     def __init__(self, path: str | Path, *, config_file: str = "config.yaml") -> None:
         self.path = Path(path)
-        self.config_file = config_file  # supervised runs have SFT_CONFIG, so that nothing takes them for others
+        self.config_file = config_file  # supervised runs have SFT_CONFIG: nothing takes them for others
 
     @classmethod
     def of_any_kind(cls, path: str | Path) -> RunDirectory:
-        """Open a run of `vlm-rl train` or `vlm-rl sft`. Raises UserError where it is neither."""
+        """Open a run of `vlm-rl train` or `vlm-rl sft`. Raises UserError if it is neither."""
         is_supervised = (Path(path) / SFT_CONFIG).is_file()
         return cls(path, config_file=SFT_CONFIG if is_supervised else "config.yaml").open()
 
@@ -82,7 +82,7 @@ class RunDirectory:
     def create(self, config: Config | SftConfig) -> RunDirectory:
         """Make the folder with its configuration; a failure leaves nothing behind.
 
-        Raises UserError where the folder exists and is not empty, or cannot be written.
+        Raises UserError if the folder exists and is not empty, or cannot be written.
         """
         self.refuse_existing()
         made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
@@ -103,13 +103,13 @@ class RunDirectory:
         return self
 
     def replace_config(self, config: Config | SftConfig) -> None:
-        """Put this configuration in the place of the run's. Raises UserError where the file system refuses."""
+        """Replace the run's configuration. Raises UserError if the file system refuses."""
         path = self.path / self.config_file
         with writing(path):
             write_atomically(path, partial(save_config, config))
 
     def check_new(self) -> None:
-        """Raise UserError where `create` would fail, as far as that can be told without writing."""
+        """Raise UserError if `create` would fail, as far as that can be told without writing."""
         self.refuse_existing()
         parent = next(folder for folder in self.path.absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
@@ -121,7 +121,7 @@ class RunDirectory:
         )
 
     def refuse_existing(self) -> None:
-        """Raise UserError where `create` would find something in its place."""
+        """Raise UserError if `create` would find something in its place."""
         if self.path.is_dir() and not any(self.path.iterdir()):
             return
         if (self.path / self.config_file).exists():
@@ -130,7 +130,7 @@ class RunDirectory:
             raise UserError(f"{self.path} exists and is not an empty folder; choose a different out")
 
     def open(self) -> RunDirectory:
-        """Check that this is a run, of plain files alone. Raises UserError otherwise."""
+        """Check that this is a run and that all its files are plain files. Raises UserError otherwise."""
         if not self.path.is_dir():
             raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
         check_plain_tree(self.path)
@@ -148,13 +148,13 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def config(self) -> Config:
-        """Return the resolved configuration. Raises UserError where it does not parse."""
+        """Return the resolved configuration. Raises UserError if it does not parse."""
         return load_config(self.path / "config.yaml")
 
     def any_config(self, overrides: Sequence[str] = ()) -> Config | SftConfig:
         """Return the configuration, of a supervised run too, with keys changed as on the command line.
 
-        Raises UserError where it does not parse.
+        Raises UserError if it does not parse.
         """
         load = load_sft_config if self.config_file == SFT_CONFIG else load_config
         return load(self.path / self.config_file, overrides)
@@ -168,7 +168,7 @@ class RunDirectory:
     def append_metrics(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Append one line of metrics and flush it. Earlier lines never change, so a resume keeps what was logged.
 
-        A value that is not finite is stored as null and read back as NaN. Raises UserError where the file system
+        A value that is not finite is stored as null and read back as NaN. Raises UserError if the file system
         refuses.
         """
         record = {"step": int(step), "attempt": int(attempt)}
@@ -208,7 +208,7 @@ class RunDirectory:
     def write_rollouts(self, step: int, attempt: int, rows: Sequence[RolloutRow]) -> Path:
         """Write the responses of a step. A later attempt replaces the file.
 
-        Raises UserError where the file system refuses.
+        Raises UserError if the file system refuses.
         """
         assert all(row.step == step and row.attempt == attempt for row in rows)
         path = self._rollout_path(step)
@@ -218,7 +218,7 @@ class RunDirectory:
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a step's responses, all columns or those named. Raises UserError where it cannot."""
+        """Return a step's responses, all columns or those named. Raises UserError if it cannot."""
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
@@ -249,7 +249,7 @@ class RunDirectory:
             rows: one record per response.
             summary: its numbers, as plain JSON.
 
-        Raises UserError where the file system refuses.
+        Raises UserError if the file system refuses.
         """
         check_benchmark_name(benchmark)
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
@@ -295,7 +295,7 @@ class RunDirectory:
         return plot_run(self.name, self.metrics(), self.evals(), what)
 
     def best(self) -> Best | None:
-        """Return the best step on the first set of data.eval, evaluated and saved; None where none is evaluated.
+        """Return the best step on the first set of data.eval, evaluated and saved; None if none is evaluated.
 
         Raises UserError for a damaged file.
         """
@@ -309,7 +309,7 @@ class RunDirectory:
     def _writing_below(self, *names: str) -> Iterator[None]:
         """Make the folder self.path/NAME/..., and raise UserError for what the file system refuses in the block.
 
-        It is made level by level, so that a run folder that vanished is not made again without the rest of the run.
+        It is made level by level: a run folder that vanished is not made again without the rest of the run.
         """
         folders = [self.path.joinpath(*names[: depth + 1]) for depth in range(len(names))]
         with writing(folders[-1]):
@@ -327,7 +327,7 @@ class RunDirectory:
         _write_json(self.path / "controls.json", controls)
 
     def controls(self) -> dict[str, Any]:
-        """Return the accuracies of the control measurements; empty where there are none."""
+        """Return the accuracies of the control measurements; empty if there are none."""
         path = self.path / "controls.json"
         return _read_json(path) if path.exists() else {}
 
@@ -365,7 +365,7 @@ def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError where the file is damaged."""
+    """Return the object in a JSON file. Raises UserError if the file is damaged."""
     check_plain(path)
     try:
         tree = read_object(path.read_bytes())
@@ -376,7 +376,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def metric_record(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl, or None where it is damaged, such as a line that a kill cut short."""
+    """Return a line of metrics.jsonl, or None if it is damaged, such as a line that a kill cut short."""
     try:
         raw = read_object(line)
         counts = {key: raw.pop(key) for key in ("step", "attempt")}

@@ -34,11 +34,11 @@ class EvalRecord:
     has_box: bool  # a closed one, anywhere: whether it counts is for the verdict to say
     category: str
     image_sha256: Sequence[str]
-    image: Sequence[bytes] | None  # encoded images; None where the set is too large to keep them
+    image: Sequence[bytes] | None  # encoded images; None if the set is too large to keep them
     question: str
     image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
     turns: str | None = None  # of an episode (run.turn_record); None: there is no environment
-    cluster: str | None = None  # shared by problems that were made from one (Benchmark.cluster_of); None: on its own
+    cluster: str | None = None  # shared by problems made from one (Benchmark.cluster_of); None: a cluster of one
 
     @property
     def correct(self) -> bool:
@@ -66,7 +66,7 @@ LATER_COLUMNS: dict[str, Any] = {f.name: f.default for f in fields(EvalRecord) i
 
 
 def cluster_labels(rows: pa.Table) -> list[str]:
-    """Return each row's cluster; where it has none, or the file is older, its problem."""
+    """Return each row's cluster; its problem if it has none or the file is older."""
     names = rows["problem_id"].to_pylist()
     clusters = rows["cluster"].to_pylist() if "cluster" in rows.column_names else [None] * len(names)
     return [cluster or name for name, cluster in zip(names, clusters, strict=True)]

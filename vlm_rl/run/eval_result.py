@@ -27,7 +27,7 @@ class EvalResult:
 
     @property
     def template(self) -> Template | None:
-        """Return the template of the prompts; None where the summary records none."""
+        """Return the template of the prompts; None if the summary records none."""
         return recorded_template(self.summary)
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -45,7 +45,7 @@ class EvalResult:
 
     @property
     def accuracy(self) -> float:
-        """Return the summary's accuracy. Raises UserError where it has none."""
+        """Return the summary's accuracy. Raises UserError if it has none."""
         value = self.summary.get("accuracy")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             place = self.path.with_suffix(".json")

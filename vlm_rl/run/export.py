@@ -4,7 +4,7 @@
     vlm-rl export runs/x/60 --out my-model --merge    # an adapter merged with its base model
     vlm-rl export runs/x/60 --out my-model --push me/my-model    # and uploaded to the hub, private unless --public
 
-The folder holds weights, tokenizer, the base model's own generation_config.json, and a model card (README.md).
+The folder holds weights, tokenizer, the base model's generation_config.json, and a model card (README.md).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def export(options: argparse.Namespace) -> Path:
 
     With `options.push`, a name on the hub, it is uploaded too.
 
-    Raises UserError for what is not a checkpoint of a run, for a damaged one, for a folder that exists, and where the
+    Raises UserError for what is not a checkpoint of a run, for a damaged one, for a folder that exists, and if the
     hub cannot be reached; the folder is written then.
     """
     if options.push:
@@ -73,7 +73,7 @@ def export(options: argparse.Namespace) -> Path:
 
 
 def push(folder: Path, repo: str, *, private: bool) -> str:
-    """Upload a model folder to the hub with huggingface_hub's own login, and return the address.
+    """Upload a model folder to the hub with the login of huggingface_hub, and return the address.
 
     A repository that exists keeps its visibility, and gets a commit. Raises UserError, with the command that uploads
     the folder later, for whatever the client raises: no login, no network, no permission.
@@ -131,7 +131,7 @@ def model_card(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> st
     Args:
         run: the run of the checkpoint.
         manifest: of the checkpoint.
-        is_adapter: whether the folder holds an adapter alone.
+        is_adapter: whether the folder holds only an adapter.
     """
     return "\n".join(_card_lines(run, manifest, is_adapter=is_adapter)) + "\n"
 

@@ -31,7 +31,7 @@ class Interrupts:
         self._on_first, self._first_at = on_first, 0.0
 
     def listen(self) -> None:
-        """Note SIGINT from now on, and raise KeyboardInterrupt for the second; where it is ignored it stays so."""
+        """Note SIGINT from now on, and raise KeyboardInterrupt for the second; if it is ignored it stays so."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_sigint)
 

@@ -3,15 +3,15 @@
     with RunLock(run.path) as lock:
         lock.acquire()          # raises UserError, which names the process that writes there
         ...
-        lock.check()            # raises UserError where another machine has taken the folder over meanwhile
+        lock.check()            # raises UserError if another machine has taken the folder over meanwhile
 
 Two things keep a second writer out, and each covers what the other cannot:
 
-- **A kernel lock** (flock) on the file .lock. It ends with its process, however that ends, and it alone decides
+- **A kernel lock** (flock) on the file .lock. It ends with its process, however that ends, and only it decides
   between processes of one machine. A file system that passes it on, such as NFS, keeps other machines out as well.
 - **A lease** inside the file, which names its holder and counts its renewals. It is for shared file systems that do
   not pass the kernel lock on. A process of another machine watches the lease for six intervals: one that changes is
-  held, one that does not was left behind by a crash. No clock is compared with another machine's, so that clocks may
+  held, one that does not was left behind by a crash. No clock is compared with another machine's: clocks may
   differ.
 
 Two cases are left, both on such file systems: a machine that was suspended for more than six intervals, and two
@@ -60,7 +60,7 @@ class RunLock:
         self._released = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock. Raises UserError where another process holds it, or where the folder cannot be written."""
+        """Take the lock. Raises UserError if another process holds it, or if the folder cannot be written."""
         with writing(self.path):
             file, is_exclusive = _open_locked(self.path)
             try:
@@ -77,7 +77,7 @@ class RunLock:
         self._renewing.start()
 
     def check(self) -> None:
-        """Raise UserError where another process has taken the folder over."""
+        """Raise UserError if another process has taken the folder over."""
         if self._newer_lease:
             raise UserError(
                 f"{self.path.parent} was taken over by {_holder(self._newer_lease)} while this process was "
@@ -122,7 +122,7 @@ class RunLock:
 
 
 def lease_of(folder: Path) -> bytes:
-    """Return the lease of whoever writes into a folder, which changes with every renewal; empty where nobody does."""
+    """Return the lease of whoever writes into a folder, which changes with every renewal; empty if nobody does."""
     try:
         return (folder / LOCK).read_bytes()
     except OSError:
@@ -130,9 +130,9 @@ def lease_of(folder: Path) -> bytes:
 
 
 def _open_locked(path: Path) -> tuple[int, bool]:
-    """Open the lock's file and take the kernel lock on it; return the descriptor, and False where there is none.
+    """Open the lock's file and take the kernel lock on it. Return the descriptor, and whether it is locked.
 
-    Raises UserError where another process holds it.
+    It is not on a file system without such locks. Raises UserError if another process holds it.
     """
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -149,7 +149,7 @@ def _open_locked(path: Path) -> tuple[int, bool]:
 
 
 def _wait_until_old(path: Path, lease: Lease) -> None:
-    """Wait until a lease of another machine has missed its renewals. Raises UserError where it is renewed."""
+    """Wait until a lease of another machine has missed its renewals. Raises UserError if it is renewed."""
     seconds = MISSED_RENEWALS * RENEWAL_SECONDS
     print(
         f"{path.parent} was last written by {_holder(lease)}: waiting {seconds:.0f} s to see whether it still is",
@@ -192,7 +192,7 @@ def _machine() -> str:
 
 
 def _read(path: Path) -> Lease:
-    """Return the lease, or {} where there is none or it is just being written."""
+    """Return the lease, or {} if there is none or it is just being written."""
     try:
         return read_object(path.read_bytes())
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Mirror a run directory into one tracker: a process of its own, which a run starts and never waits for.
+"""Mirror a run directory into one tracker, in a separate process that a run starts and never waits for.
 
     python -m vlm_rl.run.mirror RUN NAME LOG    # LOG: project, group, tags and samples_every as JSON
 
 It reads what the run has written, sends what the tracker does not have, and ends once its standard input or its
-parent has. trackers/NAME.json keeps how far it has come, so that a later process, of a resume or of `vlm-rl track`,
+parent has. trackers/NAME.json keeps how far it has come: a later process, of a resume or of `vlm-rl track`,
 continues there. A step is sent once: steps that a resume trains again are not sent again.
 """
 
@@ -76,7 +76,7 @@ class Progress:
 
     @classmethod
     def read(cls, run: Path, name: str) -> Progress:
-        """Read the progress of a tracker of this run; an empty one where there is none."""
+        """Read the progress of a tracker of this run; an empty one if there is none."""
         file = progress_file(run, name)
         if not file.exists():
             return cls()
@@ -105,7 +105,7 @@ class Mirror:
         self.config = run.any_config()
         self.progress = Progress.read(run.path, name)
         self.progress.error = ""
-        own_id = "" if name == "mlflow" else uuid.uuid4().hex[:8]  # MLflow gives its own
+        own_id = "" if name == "mlflow" else uuid.uuid4().hex[:8]  # MLflow makes one
         tags = (*log["tags"], *(["CONTAMINATED"] if run.contaminated() else []))
         self.tracker: Tracker = TRACKERS[name](
             TrackedRun(
@@ -212,7 +212,7 @@ class Mirror:
         )
 
     def _problem(self, problem_id: str) -> tuple[Image.Image | None, str, str]:
-        """Return the first image, the question and the gold of a problem; nothing where its set is gone."""
+        """Return the first image, the question and the gold of a problem; nothing if its set is gone."""
         if self._problems is None:
             self._problems = dict(_problems_of(self.config.data.train))
         if problem_id not in self._problems:

@@ -39,7 +39,7 @@ class RolloutRow:
     stop_reason: str
     policy_version: int
     turns: str = ""  # of an episode (run.turn_record); "": there is no environment
-    tokens: Sequence[str] | None = None  # the text of each token, where visual_dependence is stored
+    tokens: Sequence[str] | None = None  # the text of each token, if visual_dependence is stored
     visual_dependence: Sequence[float] | np.ndarray | None = None  # S_t of each token, of a few responses
 
 

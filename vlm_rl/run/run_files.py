@@ -19,7 +19,7 @@ from vlm_rl.untrusted.plain_files import check_plain
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was.
 
-    An OSError of a full or a damaged disk names the file, which the system's own does not.
+    An OSError of a full or a damaged disk names the file, which the system's does not.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -129,7 +129,7 @@ def typed_records(
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
-    """Return a table as it is. Raises UserError where it cannot be read."""
+    """Return a table as it is. Raises UserError if it cannot be read."""
     check_plain(path)
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))

@@ -52,7 +52,7 @@ class RunLog:
         logging.captureWarnings(True)
 
     def info(self, text: str) -> None:
-        """Write a line. Raises UserError where the file system refuses it, or has refused an earlier one."""
+        """Write a line. Raises UserError if the file system refuses it, or has refused an earlier one."""
         self._logger.info(text)
         with writing(Path(self._handler.baseFilename)):
             if self._handler.refused is not None:

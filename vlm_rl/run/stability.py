@@ -37,7 +37,7 @@ class Spikes:
     losses: list[float] = field(default_factory=list)
     norm_steps: list[int] = field(default_factory=list)
     loss_steps: list[int] = field(default_factory=list)
-    norm_ratio: float = math.nan  # of the last step, to the median before it; NaN where it is not compared
+    norm_ratio: float = math.nan  # of the last step, to the median before it; NaN if it is not compared
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Compare a step with those before it, by grad_norm and loss. What is not finite is not compared."""
@@ -85,7 +85,7 @@ class Steadiness:
 
     @property
     def drop(self) -> float:
-        """Return how far the last evaluation is below the best; 0 where it is the best."""
+        """Return how far the last evaluation is below the best; 0 if it is the best."""
         return self.best - self.last
 
 

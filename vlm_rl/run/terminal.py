@@ -47,7 +47,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 class Advance(Protocol):
-    """Advances a progress bar by `amount` and shows `note` beside it."""
+    """Advances a progress bar by `amount` and shows `note` next to it."""
 
     def __call__(self, amount: int = 1, *, note: str = "") -> None: ...
 
@@ -323,7 +323,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text, or where it is longer than about `limit` characters its beginning and its end."""
+    """Return the text, or only its beginning and end if it is longer than about `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} … {text[-limit // 3 :]}"
 
 

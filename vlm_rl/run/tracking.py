@@ -1,4 +1,4 @@
-"""Trackers beside a run: a process for each (vlm_rl.run.mirror), so that none can stop or delay the training.
+"""Trackers of a run: a process for each (vlm_rl.run.mirror), since none may stop or delay the training.
 
 tracking = Tracking(run.path, config.log)
 tracking.complaints()   # now and then: a line for each that failed since

@@ -1,6 +1,6 @@
 """An episode as it is stored in a column of text: what each turn said, and what the environment showed.
 
-    [{"text": "", "tokens": 0, "answer": {...}},    what was shown before the first turn, where something was
+    [{"text": "", "tokens": 0, "answer": {...}},    what was shown before the first turn, if anything
      {"text": "...", "tokens": 31, "answer": {"tool": "zoom", "text": "", "error": "", "images": ["<base64 JPEG>"]}},
      {"text": "...", "tokens": 12, "ending": "done"}]
 
@@ -59,7 +59,7 @@ def turns_column(rollout: Rollout) -> str:
 def read_turns(column: str | None) -> list[StoredTurn]:
     """Return the turns that `turns_column` wrote; none for "" and for files that are older than episodes.
 
-    Raises UserError where the text is not what `turns_column` writes.
+    Raises UserError if the text is not what `turns_column` writes.
     """
     if not column:
         return []

@@ -75,7 +75,7 @@ class Session:
             run: has its folder.
             functions: reward functions of this process, by the name behind cell: in their paths.
 
-        Raises UserError for a mistake in configuration, data, model or run directory, and where another process
+        Raises UserError for a mistake in configuration, data, model or run directory, and if another process
         writes into that directory.
         """
         stages = Stages()
@@ -238,14 +238,14 @@ class Session:
         )
 
     def _build_rollouts(self) -> None:
-        """Build what gives each step its groups, as at the beginning of a run."""
+        """Build the source of each step's groups, as at the beginning of a run."""
         config = self.config
         self.order, self.ledger = PromptOrder(len(self.problems), config.seed), Ledger()
         hadw = config.algorithm.hadw
         self.history = RewardHistory()
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         parts = self.problems, self.builder, self.reward, self.order, self.ledger
-        is_shown = rank() == 0 and not config.rollout.ahead  # what is sampled beside an update is no phase
+        is_shown = rank() == 0 and not config.rollout.ahead  # sampling during an update is no phase
         show = (lambda text: self.recorder.inside(text)) if is_shown else None
         sampling = GroupSampling(config, self.sampling, *parts, self.host, show, self._note)
         self.source = make_source(sampling, self.sampler)
@@ -266,7 +266,7 @@ class Session:
         self.recorder.note(f"step {self.step + 1}: {text}")
 
     def _restore(self) -> None:
-        """Continue from the checkpoint, where there is one."""
+        """Continue from the checkpoint, if there is one."""
         if self.run.is_at_checkpoint:
             self.give_card_to_learner()
         if (checkpoint := self.run.restore(self.learner, self.order, self.ledger)) is not None:
@@ -316,7 +316,7 @@ class Session:
 
     @contextmanager
     def abandoning(self, before: SessionState) -> Iterator[None]:
-        """Save a step's beginning and stop where servers are gone, or too much of it could not be judged.
+        """Save a step's beginning and stop if servers are gone, or too many responses could not be judged.
 
         That must be raised before the step's first update, on all ranks.
         """
@@ -336,12 +336,12 @@ class Session:
         return None if best is None else best.step
 
     def _evaluations(self) -> list[EvalResult]:
-        """Return those on the first set of data.eval up to this step; an earlier attempt may have gone further."""
+        """Return the evaluations on data.eval's first set up to this step; an earlier attempt may have gone on."""
         results = self.run.directory.evals(next(iter(self.eval_sets)))
         return [result for result in results if result.step <= self.step]
 
     def save_if_best(self) -> None:
-        """Save a step whose evaluation is better than all before it, unless it is saved (checkpoint.keep_best)."""
+        """Save a step whose evaluation is the best so far, unless it is saved already (checkpoint.keep_best)."""
         keeps = self.config.checkpoint.keep_best and self.eval_sets and self.step
         if keeps and not self.run.is_saved and from_main(self._is_best):
             self.save(self.state())
@@ -353,7 +353,7 @@ class Session:
     # -- what a step asks of the session -------------------------------------------------------------
 
     def end_step(self) -> None:
-        """Count a step, whose update the sampler has been given."""
+        """Count a step whose new weights the sampler has."""
         self.source.end_step(self.step)
         self.run.step += 1
 
@@ -363,7 +363,7 @@ class Session:
             self.learner.offload_optimizer()
 
     def give_card_to_learner(self) -> None:
-        """Let the sampler's engine sleep, then bring back what made room for it. The next sync wakes the engine."""
+        """Let the sampler's engine sleep, then bring back what was moved for it. The next sync wakes the engine."""
         self.sampler.sleep()
         if self.config.rollout.offload_optimizer:
             self.learner.reload_optimizer()
@@ -372,7 +372,7 @@ class Session:
         """Stream the policy's weights into the sampler, whose engine wakes.
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
-        Where no rollout server is left, the run is asked to stop, so that the caller can finish its step and save.
+        If no rollout server is left, the run is asked to stop: the caller can still finish its step and save.
         """
         self.give_card_to_sampler()
         try:
@@ -392,7 +392,7 @@ class Session:
 
     @property
     def other_setting(self) -> str:
-        """Return the setting to compare with where sampler and learner disagree."""
+        """Return the setting to compare with if sampler and learner disagree."""
         return other_setting(self.sampler)
 
     def counters(self) -> dict[str, float]:

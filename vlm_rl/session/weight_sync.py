@@ -53,7 +53,7 @@ class WeightSync:
         return fingerprint(self.learner.stream_base_weights(), dtype=self.sampler.dtype)
 
     def _check_by_a_probe(self) -> None:
-        """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
+        """Raise StaleWeightsError if the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.params, max_tokens=min(TOKENS, self.params.max_tokens), responses=RESPONSES)
         request = SampleRequest([self.probe], params, seed=self.seed, step=-1, together=True)
         with naming_untested(self.learner.policy.model.config):
@@ -73,5 +73,5 @@ class WeightSync:
 
 
 def other_setting(sampler: Sampler) -> str:
-    """Return the setting to compare with where sampler and learner disagree."""
+    """Return the setting to compare with if sampler and learner disagree."""
     return "model.layer_patches=false" if sampler.name == "transformers" else "rollout.sampler=transformers"

@@ -16,7 +16,7 @@ from vlm_rl.run.trackers.tracker import COLUMNS, NUM_BINS, LoggedSample, Tracked
 
 
 class MlflowTracker:
-    """Log to MLflow: its own default store, or the server that MLFLOW_TRACKING_URI names."""
+    """Log to MLflow: its default store, or the server that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._client = import_module("mlflow")
@@ -33,7 +33,7 @@ class MlflowTracker:
         self._client.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=step)
 
     def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
-        """Add both where there are samples: MLflow has no histograms, and each picture is a file."""
+        """Add both if there are samples: MLflow has no histograms, and each picture is a file."""
         if not samples:
             return
         for name, vector in vectors.items():

@@ -1,4 +1,4 @@
-"""The trackers by the names of `log.trackers`. A library is imported only where it is asked for."""
+"""The trackers by the names of `log.trackers`. A library is imported only when it is asked for."""
 
 from __future__ import annotations
 

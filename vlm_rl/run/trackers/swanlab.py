@@ -45,7 +45,7 @@ class SwanLabTracker:
         self._client.log(dict(values), step=step)
 
     def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
-        """Add both where there are samples: SwanLab has no histograms, and each is drawn as bars."""
+        """Add both if there are samples: SwanLab has no histograms, and each is drawn as bars."""
         if not samples:
             return
         entries: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """What every experiment tracker is told of a run, and the interface of all.
 
-A run's own record is its directory. A tracker mirrors it (vlm_rl.run.mirror): none is needed, none is ever read back.
+A run's record is its directory. A tracker mirrors it (vlm_rl.run.mirror): none is needed, none is ever read back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TrackedRun:
     """What a tracker is told of a run when it begins, and again when it continues."""
 
     path: Path
-    id: str  # the tracker's, kept in the run directory; "" for a new run of MLflow, which gives its own
+    id: str  # the tracker's, kept in the run directory; "" for a new run of MLflow, which makes one
     config: Mapping[str, Any]  # plain JSON
     project: str
     group: str | None
@@ -35,11 +35,11 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedSample:
-    """A row of a tracker's table: a stored response beside its problem."""
+    """A row of a tracker's table: a stored response with its problem."""
 
     problem: str
-    image: Image.Image | None  # the problem's first, small; beside it what an environment showed
-    question: str  # "" where the prepared set is no longer there; so is the gold
+    image: Image.Image | None  # the problem's first, small; next to it what an environment showed
+    question: str  # "" if the prepared set is gone; so is the gold
     gold: str
     response: str  # of an episode the whole conversation
     verdict: str

@@ -12,7 +12,7 @@ from vlm_rl.run.trackers.tracker import NUM_BINS, LoggedSample, TrackedRun
 
 
 class TrackioTracker:
-    """Log to trackio: its local database, or the Space or server that its own variables name."""
+    """Log to trackio: its local database, or the Space or server that its environment variables name."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._client = import_module("trackio")

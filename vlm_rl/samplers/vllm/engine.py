@@ -280,7 +280,7 @@ class VllmSampler:
             requests: in the order of their numbers.
             watch: is told of each token.
             is_enough: whether to end before all have.
-            more: returns further requests; it is told whether the engine has nothing else to do, and may wait then.
+            more: returns further requests; it is told whether the engine is idle, and may wait then.
         """
         engine: Any = self._llm.llm_engine
         names: list[str] = []
@@ -339,7 +339,7 @@ class VllmSampler:
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. The key-value cache wakes last: learner and engine weights come first.
 
-        With an adapter, the tensors are its own, and take the place of the last one's.
+        With an adapter, the tensors are the adapter's, and replace the last one's.
         """
         if self._asleep:
             self._llm.wake_up(tags=["weights"])  # brings the buffers back too
@@ -359,7 +359,7 @@ class VllmSampler:
         self.policy_version = version
 
     def _problem_of_adapters(self, adapter: LoraConfig) -> str:
-        """Say why vLLM would leave out a part of the adapter, or could not compute it; nothing where it can."""
+        """Say why vLLM would leave out a part of the adapter, or could not compute it; "" if it can."""
         if self._on_cpu and any(self._llm.collective_rpc(wraps_experts)):
             return "with adapters vLLM computes experts by Triton, which CPUs do not have"
         parts = sorted(adapter.parts - {"language_model"})
@@ -371,7 +371,7 @@ class VllmSampler:
         )
 
     def _load_adapter(self, tensors: NamedTensors, rank: int) -> None:
-        """Replace the engine's adapter. The new one has a new id: nothing that belongs to the old one can be used.
+        """Replace the engine's adapter. The new one has a new id: nothing that belongs to the old one is reused.
 
         vLLM reads an adapter from a folder. The scaling is in B already.
         """
@@ -404,7 +404,7 @@ class VllmSampler:
     def sleep(self) -> None:
         """See Sampler.sleep. Weights and key-value cache are dropped; on a CPU only the engine's states change.
 
-        With an adapter the weights go to host memory, since no sync brings them.
+        With an adapter the weights go to host memory, since no sync sends them.
         """
         if not self._asleep:
             self._llm.sleep(level=2 if self._adapter is None else 1)
