@@ -44,7 +44,7 @@ def write_card(folder: Path, *, licence: str = "") -> Path:
 
     Args:
         folder: the prepared set.
-        licence: the source's, as its own card names it; "" where that is not known.
+        licence: the source's, as its own card names it; "" if that is not known.
     """
     import yaml
 
@@ -56,7 +56,7 @@ def write_card(folder: Path, *, licence: str = "") -> Path:
 
 
 def licence_of(source: Path) -> str:
-    """Return the licence that the card beside a source's files names, or "" where there is none."""
+    """Return the licence that the card beside a source's files names, or "" if there is none."""
     card = (source if source.is_dir() else source.parent) / CARD
     try:
         text = read_small(card) if card.is_file() else ""

@@ -179,7 +179,7 @@ def _print_counts(out: Path, report: PrepareReport) -> None:
 
 
 def _out(arguments: argparse.Namespace) -> Path:
-    """Return the folder to write. Raises UserError where it is not named and something would be written."""
+    """Return the folder to write. Raises UserError if it is not named and something would be written."""
     if arguments.out is None and not arguments.dry_run:
         raise UserError("--out is missing: name the folder of the prepared set, e.g. --out data/my_set")
     return arguments.out or Path()
@@ -281,7 +281,7 @@ def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder
 def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:
     """Return the options with the patch size of the builder's model, where it takes images.
 
-    Raises UserError where a different one was chosen.
+    Raises UserError if a different one was chosen.
     """
     if not builder.is_vision or builder.patch_size is None:  # a model with tiles takes images of any grid
         return options

@@ -199,7 +199,7 @@ class RequestGuard:
                 excess -= 1
 
     async def _body(self, request: Request) -> bytes:
-        """Read a whole body. Raises HTTPException where it is too large or too slow."""
+        """Read a whole body. Raises HTTPException if it is too large or too slow."""
         is_picture = request.scope["path"] == PICTURE_PATH
         length = request.headers.get("content-length", "")
         if not re.fullmatch("[0-9]{1,9}", length) or int(length) > (MAX_BYTES if is_picture else _MAX_BODY):

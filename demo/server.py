@@ -57,7 +57,7 @@ def make_server(
         live: of the live panel.
         first_view: the query of an address that has none.
 
-    Raises UserError where there is nothing to show.
+    Raises UserError if there is nothing to show.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data

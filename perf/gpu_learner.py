@@ -278,7 +278,7 @@ OPTIMIZERS = {"adamw": MasterAdamW, "none": NoOptimizer}
 
 
 def trl_head() -> Callable[..., None] | None:
-    """Return TRL's function that gives a model its chunked output head, or None where TRL is not installed."""
+    """Return TRL's function that gives a model its chunked output head, or None if TRL is not installed."""
     try:
         return importlib.import_module("trl.trainer.utils").add_fused_lm_head
     except ImportError:

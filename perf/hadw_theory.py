@@ -232,7 +232,7 @@ def extreme_share(rights: Sequence[int], stored: int, size: int) -> float:
 def print_run(run: Path, *, size: int) -> None:
     """Print the table of an evaluation with several samples, the last one of each benchmark.
 
-    Raises UserError where no evaluation has at least twice ``size`` samples of each problem.
+    Raises UserError if no evaluation has at least twice ``size`` samples of each problem.
     """
     latest = {result.benchmark: result for result in RunDirectory(run).open().evals()}
     shown = 0

@@ -89,7 +89,7 @@ def run_task(
         changes: keys of the study's file with other values, as `vlm-rl study` takes them.
         jobs: runs at a time.
 
-    Raises CalledProcessError where a run fails, whose log has been printed.
+    Raises CalledProcessError if a run fails, whose log has been printed.
     """
     task = TASKS[name]
     start, sets = make_start(folder, task.sets), folder / task.sets

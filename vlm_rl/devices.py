@@ -57,7 +57,7 @@ def gpu_capability() -> tuple[int, int]:
 
 
 def peak_rate() -> float | None:
-    """Return the bfloat16 operations a second of this process's GPU by its data sheet, dense; None where unknown."""
+    """Return the bfloat16 operations a second of this process's GPU by its data sheet, dense; None if unknown."""
     if not has_gpu():
         return None
     name = torch.cuda.get_device_name(None)
@@ -114,6 +114,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_gpu_memory() -> None:
-    """Give what torch keeps of freed memory back to the GPU, where there is one."""
+    """Give what torch keeps of freed memory back to the GPU, if there is one."""
     if has_gpu():
         torch.cuda.empty_cache()

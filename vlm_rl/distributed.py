@@ -24,7 +24,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)  # for one wait, however large the save;
 def init_ranks() -> torch.device:
     """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device.
 
-    Raises UserError where the ranks cannot meet, such as at a port that is taken.
+    Raises UserError if the ranks cannot meet, such as at a port that is taken.
     """
     use_gpu = has_gpu()
     alone = "RANK" not in os.environ

@@ -43,7 +43,7 @@ def is_any_of(numbers: Sequence[int], error: Exception) -> bool:
 
 
 def near(name: str, known: Iterable[str], *, otherwise: str) -> str:
-    """Return the question whether a known name was meant, or `otherwise` where none is near."""
+    """Return the question whether a known name was meant, or `otherwise` if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 

@@ -22,7 +22,7 @@ class ProblemScore:
     """The result of one evaluation on one problem."""
 
     score: float  # share of its samples that are right
-    length: float | None  # mean tokens of a response; None where the file does not say
+    length: float | None  # mean tokens of a response; None if the file does not say
     category: str
     cluster: str | None = None  # as in EvalRecord
 

@@ -173,7 +173,7 @@ class Template:
         return bool(reasoning.strip()) and (not is_answer or self.is_well_formed(text))
 
     def answers(self, region: str) -> list[str] | None:
-        r"""Return the programs or the contents of the boxes in a region; None where a box is never closed.
+        r"""Return the programs or the contents of the boxes in a region; None if a box is never closed.
 
         Of a template that asks for neither, the region is the answer, and what is in its boxes if it has some.
         """
@@ -277,7 +277,7 @@ def states_answer(response: str, template: Template, *, is_program: bool) -> boo
 
 
 def _why_invalid(pattern: str) -> str:
-    """Return why a pattern cannot be used, with the next step; "" where it can."""
+    """Return why a pattern cannot be used, with the next step; "" if it can."""
     pa, compute = _arrow()
     try:
         compute.match_substring_regex(pa.array([""]), pattern=pattern)

@@ -289,7 +289,7 @@ class Reward:
 
     @property
     def undecided_because(self) -> str:
-        """Return why the grader, or a part that counts, could not judge the response; "" where all could."""
+        """Return why the grader, or a part that counts, could not judge the response; "" if all could."""
         if self.grade.verdict in ("timeout", "error"):
             return f"{self.grade.path}: {self.grade.reason}"
         return next((f"{name}: {why}" for name, why in self.undecided.items() if why and name in self.parts), "")
@@ -346,7 +346,7 @@ class LossInputs:
     fresh_K: torch.Tensor | None = None  # bool: the gap is measured here; None: on all tokens
     credit_K: torch.Tensor | None = None  # what each token counts inside its response; None: 1
     blind_logp_K: torch.Tensor | None = None  # given a blank image, where the loss needs it; NaN without an image
-    teacher_logp_K: torch.Tensor | None = None  # the teacher's, where there is one
+    teacher_logp_K: torch.Tensor | None = None  # the teacher's, if there is one
     teacher_ids_Kk: torch.Tensor | None = None  # int64, the teacher's k most likely ids, where the loss is over them
     teacher_top_Kk: torch.Tensor | None = None  # its log-probs of these ids
     old_is_sampler: bool = False  # old_logp_K is sampler_logp_K, so that the gap is measured on the current log-probs

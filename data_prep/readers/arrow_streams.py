@@ -74,7 +74,7 @@ def _place(data: memoryview, table: int, number: int) -> int:
 
 
 def _check_offsets(column: Any) -> None:
-    """Raise ArrowInvalid where an array leads out of its buffers; a text that is not UTF-8 costs its row alone."""
+    """Raise ArrowInvalid if an array leads out of its buffers; a text that is not UTF-8 costs its row alone."""
     import pyarrow as pa
 
     try:

@@ -25,7 +25,7 @@ from vlm_rl.types import IMAGE_MARKER
 
 
 def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
-    """Yield the rows of a benchmark's file or folder. Raises UserError where it has no table."""
+    """Yield the rows of a benchmark's file or folder. Raises UserError if it has no table."""
     patterns = [pattern.format(split=split) for pattern in benchmark.files.tables]
     if not benchmark.files.has_trials:
         tables = _split_tables(benchmark, path, split) or find_tables(path, patterns)
@@ -43,7 +43,7 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
 
 
 def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
-    """Return the files of a split that consists of several. Raises UserError where one is missing."""
+    """Return the files of a split that consists of several. Raises UserError if one is missing."""
     names = benchmark.files.split_files.get(split, ()) if path.is_dir() else ()
     tables = [path / name for name in names]
     if missing := [table.name for table in tables if not table.is_file()]:
@@ -86,7 +86,7 @@ class _Images:
         return self._store.is_empty()
 
     def reference(self, value: Any) -> ImageRef | None:
-        """Return a reference to what a row holds or names; None where that was not downloaded."""
+        """Return a reference to what a row holds or names; None if that was not downloaded."""
         if value is None or (isinstance(value, str) and self._are_absent):
             return None
         return image_ref(value, self._store)
@@ -101,7 +101,7 @@ def _convert(benchmark: Benchmark, images: _Images, row: Fields) -> Converted:
         raise RowError("question_missing", "question is missing")
     if benchmark.rows.needs_options and not problem.choices:
         raise RowError("options", "the options cannot be told apart, or there are none")
-    gold_of(authors_gold(problem))  # raises RowError where its braces do not close
+    gold_of(authors_gold(problem))  # raises RowError if its braces do not close
     values = benchmark.rows.images(row)
     references = [reference for value in values if (reference := images.reference(value)) is not None]
     if len(references) == len(values):

@@ -55,7 +55,7 @@ def _turn(item: Any) -> tuple[str, Any] | None:
 def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
     """Return the content of the turn of `roles`; turns of the user with no answer between them are one.
 
-    Raises RowError where there is none, where more than one question or answer is there, where the answer comes
+    Raises RowError if there is none, where more than one question or answer is there, where the answer comes
     before the question, and for turns of tools: a problem is one question with one answer.
     """
     turns = [turn for item in conversation if (turn := _turn(item)) is not None]
@@ -166,12 +166,12 @@ def is_image_name(text: str) -> bool:
 def video_of(
     row: Fields, frames: str, times: str, *, fps: float | None, store: ImageStore
 ) -> tuple[list[ImageRef], list[float]]:
-    """Return references to the frames of a row's video, and the seconds of each; nothing where it has no video.
+    """Return references to the frames of a row's video, and the seconds of each; nothing if it has no video.
 
     Args:
         row: the row.
         frames: the column of the frames: a list of images, or a folder of images in the order of their names.
-        times: the column of their times, a list of seconds; "" where the rate gives them.
+        times: the column of their times, a list of seconds; "" if the rate gives them.
         fps: the rate, in frames a second.
         store: the images beside the table.
 

@@ -28,14 +28,14 @@ class FoundData:
 
     format: str
     tables: list[Path]
-    split: str  # "" where there is only one
+    split: str  # "" if there is only one
     splits: list[str]  # all that are there
 
 
 def find_data(path: Path, split: str = "") -> FoundData:
     """Return the tables at `path`: of the split named, else of train, else of the first.
 
-    Raises UserError where there is no table, no such split, or more than one table that is not a split.
+    Raises UserError if there is no table, no such split, or more than one table that is not a split.
     """
     if path.is_file():
         _check_spreadsheet([path])
@@ -142,7 +142,7 @@ def _is_table(file: Path, folder: Path) -> bool:
 
 
 def _splits(folder: Path, groups: dict[str, list[Path]]) -> dict[str, list[Path]]:
-    """Return the groups by the split that each is. Raises UserError where that cannot be told."""
+    """Return the groups by the split that each is. Raises UserError if that cannot be told."""
     if len(groups) == 1:
         return {"": next(iter(groups.values()))}
     splits: dict[str, list[Path]] = {}

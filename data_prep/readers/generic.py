@@ -90,7 +90,7 @@ AnswerForm = Literal[
 
 
 class Columns(ConfigSection):
-    """The table's name for each of our columns; "" where it has none."""
+    """The table's name for each of our columns; "" if it has none."""
 
     question: str
     answer: str = ""
@@ -291,7 +291,7 @@ def _golds_and_choices(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the gold with its alternatives, and the options of the row, or of the question where it lists them.
 
-    Raises RowError where there are options and the gold is none of them.
+    Raises RowError if there are options and the gold is none of them.
     """
     columns = mapping.columns
     if columns.tests or not columns.answer:

@@ -186,7 +186,7 @@ def _command(
 def _decide(option: str, names: Names, fits: Fits, sample: Sample) -> str:
     """Return the only column that fits best, or the first of several with equal values.
 
-    Raises UndecidedColumnError where none fits, or several do.
+    Raises UndecidedColumnError if none fits, or several do.
     """
     columns = best(names, fits, sample)
     if not columns or any(sample.columns[column] != sample.columns[columns[0]] for column in columns):
@@ -201,7 +201,7 @@ def _decide_answer(sample: Sample) -> str:
 
 
 def _check_no_boxes(column: str, sample: Sample, where: str) -> None:
-    """Raise UserError where the answers are boxes: nothing in them tells corners from sizes."""
+    """Raise UserError if the answers are boxes: nothing in them tells corners from sizes."""
     values = [unwritten(value) for value in sample.columns.get(column, ())]
     if "box" in column.lower() and values and all(map(_is_box, values)):
         raise UserError(
@@ -254,9 +254,9 @@ def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
 
 
 def _images(sample: Sample) -> list[str]:
-    """Return the columns of the images: one, or several that are numbered; [] where there is none.
+    """Return the columns of the images: one, or several that are numbered; [] if there is none.
 
-    Raises UndecidedColumnError where several fit.
+    Raises UndecidedColumnError if several fit.
     """
     fitting = {name for name, values in sample.columns.items() if values and _are_images(values)}
     for pattern in (_NUMBERED, _MEMBER):

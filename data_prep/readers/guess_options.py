@@ -34,7 +34,7 @@ Answer = tuple[str, RowOptions]
 
 
 def guess_choices(sample: Sample, where: str) -> list[str]:
-    """Return the columns of the options: one, or one for each option; [] where there are none.
+    """Return the columns of the options: one, or one for each option; [] if there are none.
 
     Raises UserError for two that fit, and for a column of this name whose form cannot be read.
     """
@@ -50,7 +50,7 @@ def guess_choices(sample: Sample, where: str) -> list[str]:
 
 
 def check_no_options(sample: Sample, question: str, answer: str, images: Sequence[str], where: str) -> None:
-    """Raise UserError where all answers are letters, and a column that nothing reads has a list with room for each.
+    """Raise UserError if all answers are letters, and a column that nothing reads has a list with room for each.
 
     Args:
         sample: the first rows; no column of options was found in them.
@@ -173,7 +173,7 @@ def _answer(row: dict[str, Any], column: str) -> Any:
 
 
 def _check_lists(answers: Sequence[Any], sample: Sample, column: str, where: str) -> None:
-    """Raise UserError where a list has different answers: any one may be right, or all together."""
+    """Raise UserError if a list has different answers: any one may be right, or all together."""
     for answer in answers:
         items = answers_in(answer)
         if items is not None and len(set(map(str, items))) > 1:

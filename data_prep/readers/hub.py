@@ -52,7 +52,7 @@ def locate(named: str, revision: str, patterns: Sequence[str] = ()) -> tuple[Pat
 def newest_commit(named: str) -> str:
     """Return the newest commit of a hub id, to pin it.
 
-    Raises UserError where `named` is not a hub id, or the hub cannot be asked: with the command that downloads it.
+    Raises UserError if `named` is not a hub id, or the hub cannot be asked: with the command that downloads it.
     """
     if not _HUB_ID.fullmatch(named):
         raise UserError(f"{named}: no such file or folder, and no name of a data set; docs/data.md lists the names")

@@ -56,7 +56,7 @@ class ImageFile:
 
 
 def locate_file(root: Path, name: str) -> Path | None:
-    """Return the file below `root` that a table names; None where there is none, or two could be meant.
+    """Return the file below `root` that a table names; None if there is none, or two could be meant.
 
     The exact name comes first. A name of a different system may differ in its slashes, in case, in the Unicode form
     of its accents, and in escapes such as %20.

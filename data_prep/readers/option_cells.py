@@ -51,7 +51,7 @@ class RowOptions:
 
 
 def options_of(row: Fields, columns: list[str]) -> RowOptions:
-    """Return the options of a row; none where their columns are empty.
+    """Return the options of a row; none if their columns are empty.
 
     They are the values of several columns or, in one:
 
@@ -127,7 +127,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _in_text(text: str, column: str) -> RowOptions:
-    """Return the options that one text lists. Raises RowError where it shows no division."""
+    """Return the options that one text lists. Raises RowError if it shows no division."""
     if (options := _labelled(text)) is not None:
         return options
     for separator in _SEPARATORS:
@@ -141,7 +141,7 @@ def _in_text(text: str, column: str) -> RowOptions:
 
 
 def _labelled(text: str) -> RowOptions | None:
-    """Return options that begin with labels in order from A, a, 1 or 0; None where the text does not list any."""
+    """Return options that begin with labels in order from A, a, 1 or 0; None if the text does not list any."""
     text = text.strip()
     for pattern in _MARKS:
         marks = list(pattern.finditer(text))
@@ -267,7 +267,7 @@ def _loose(text: str) -> str:
 
 
 def _by_letter_and_text(gold: str, options: RowOptions) -> int | None:
-    """Return the index of "A. pear". Raises RowError where the letter and the text are of different options."""
+    """Return the index of "A. pear". Raises RowError if the letter and the text are of different options."""
     match = _LETTER_AND_TEXT.fullmatch(gold)
     if match is None:
         return None

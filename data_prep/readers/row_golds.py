@@ -45,7 +45,7 @@ def golds_in(answer: Any, form: str, options: RowOptions) -> tuple[str, ...]:
     """Return the gold of an answer that is written in a form of GenericSet.answer_form, and its alternatives.
 
     Where there are options, the gold is the letter of one. A truth value is True or Yes, False or No. A list of
-    equal answers is that answer. Raises RowError where the form is not there, and for a list of different answers
+    equal answers is that answer. Raises RowError if the form is not there, and for a list of different answers
     where the form does not say what it means.
     """
     items = answers_in(answer)
@@ -67,7 +67,7 @@ def golds_in(answer: Any, form: str, options: RowOptions) -> tuple[str, ...]:
 
 
 def answers_in(answer: Any) -> list[Any] | None:
-    """Return the answers in a list, also of annotators' objects, or printed as text; None where it is one answer."""
+    """Return the answers in a list, also of annotators' objects, or printed as text; None if it is one answer."""
     if isinstance(answer, str) and is_written(answer):
         try:
             answer = parse_written(answer)

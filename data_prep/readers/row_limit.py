@@ -75,7 +75,7 @@ def fields_bytes(line: str, delimiter: str) -> int:
 
 
 def read_whole(table: Path, stream: TextIO) -> str:
-    """Return the text of a file that is one value. Raises UserError where it is too long, or packed too well."""
+    """Return the text of a file that is one value. Raises UserError if it is too long, or packed too well."""
     most = min(_WHOLE_FILES * _limit, max(_limit, _RATIO * table.stat().st_size))
     pieces, size = [], 0
     while size <= most and (piece := stream.read(_PIECE)):
@@ -117,7 +117,7 @@ def _count_held(text: str) -> int:
 
 
 def check_columns_unpack(table: Path, metadata: Any) -> None:
-    """Raise UserError where a column of a Parquet file unpacks to more than a row may have, from next to nothing."""
+    """Raise UserError if a column of a Parquet file unpacks to more than a row may have, from next to nothing."""
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)

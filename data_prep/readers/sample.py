@@ -89,7 +89,7 @@ class UndecidedColumnError(Exception):
     Attributes:
         option: of vlm-rl prepare, that decides.
         said: why it is asked.
-        columns: that fit equally well; none where none fits.
+        columns: that fit equally well; none if none fits.
     """
 
     def __init__(self, option: str, columns: Sequence[str] = ()) -> None:

@@ -31,7 +31,7 @@ class Source:
     reader: Reader
     hub: str  # its id on the hub; "" if it has none
     files: tuple[str, ...]  # globs of what is needed from the hub's repository
-    splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
+    splits: tuple[str, ...] = ("",)  # the first is the default; "" if there is only one
     rows: tuple[int, ...] = ()  # published numbers of rows, in the order of the splits or of the editions
 
     def read(self, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:

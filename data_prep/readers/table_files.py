@@ -234,7 +234,7 @@ def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _member_value(archive: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> Any:
-    """Return the value of a member; a RowError where it is too large or not what its extension says."""
+    """Return the value of a member; a RowError if it is too large or not what its extension says."""
     if member.size > DEFAULT_LIMITS.max_bytes:
         return RowError("image_unreadable", f"{member.name!r} has {member.size} bytes")
     stream = archive.extractfile(member)

@@ -218,7 +218,7 @@ def _is_columns(tree: Mapping[str, Any]) -> bool:
 
 
 def _unwrapped(tree: Any, table: Path) -> list[Any] | dict[str, Any]:
-    """Return the list or object of rows in a JSON tree. Raises UserError where there is none, or several."""
+    """Return the list or object of rows in a JSON tree. Raises UserError if there is none, or several."""
     if isinstance(tree, list):
         return tree
     if not isinstance(tree, dict):

@@ -48,7 +48,7 @@ class Assert(NamedTuple):
 
 
 def read_asserts(text: str) -> list[Assert]:
-    """Return the asserts of a Python text. Raises ValueError where asserts_in does, and where they take too much."""
+    """Return the asserts of a Python text. Raises ValueError if asserts_in does, and where they take too much."""
     try:
         found = _worker.call(text)
     except (LimitError, FaultError) as error:
@@ -215,7 +215,7 @@ def plain_value(node: ast.expr) -> Any:
 
 
 def _computed(sign: type[ast.operator], left: Any, right: Any) -> Any:
-    """Return left sign right for numbers, and repeated or joined sequences. Raises ValueError where that is large."""
+    """Return left sign right for numbers, and repeated or joined sequences. Raises ValueError if that is large."""
     sized = [side for side in (left, right) if isinstance(side, str | bytes | list | tuple)]
     if sized:
         count = next((side for side in (left, right) if isinstance(side, int)), 1)

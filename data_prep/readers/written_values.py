@@ -32,7 +32,7 @@ def is_written(text: str) -> bool:
 
 
 def parse_written(text: str) -> Any:
-    """Return the list or object that a text prints. Raises ValueError where it is none, or was cut with dots."""
+    """Return the list or object that a text prints. Raises ValueError if it is none, or was cut with dots."""
     try:
         return load_json(text)
     except RowError as error:

@@ -37,7 +37,7 @@ def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts
         num_problems: of each evaluation, the first ones.
         rollouts_every: one in so many stored steps keeps its rollouts, and so does the last.
 
-    Raises UserError where the run cannot be read, or `out` exists.
+    Raises UserError if the run cannot be read, or `out` exists.
     """
     run.open()
     if out.exists():

@@ -39,7 +39,7 @@ class AskableCheckpoint:
 
     name: str
     path: Path
-    key: str  # of the evaluated checkpoint, where there is one
+    key: str  # of the evaluated checkpoint, if there is one
     template: Template
     min_pixels: int
     max_pixels: int
@@ -236,7 +236,7 @@ def _answer(loaded: LoadedModel, question: LiveQuestion, settings: AskSettings, 
 
 
 def problem_of(question: LiveQuestion) -> Problem:
-    """Return the question as the prompt builder takes it. Raises UserError where markers and images disagree."""
+    """Return the question as the prompt builder takes it. Raises UserError if markers and images disagree."""
     text, images = question.text, () if question.image is None else (question.image,)
     if text.count(IMAGE_MARKER) > len(images):
         raise UserError(f"the question says {IMAGE_MARKER} more often than there are pictures: take that out")

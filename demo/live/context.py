@@ -51,7 +51,7 @@ class LiveContext:
         return {name: f"var(--c{slots[key]})" for name, key in zip(names, keys, strict=True)}
 
     def problem(self, query: str) -> LiveExample | None:
-        """Return the problem shown; None where no problem passes the filters, or it has several pictures."""
+        """Return the problem shown; None if no problem passes the filters, or it has several pictures."""
         state = self.states.of(UrlState.parse(query))
         if state.problem_id is None:
             return None

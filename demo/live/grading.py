@@ -24,7 +24,7 @@ from vlm_rl.types import Grade, Problem
 
 
 def problem_to_grade(record: Mapping[str, Any], result: EvalResult, sets: Sequence[str]) -> Problem | None:
-    """Return the problem of an evaluation's record without its images; None where the grader could not judge it.
+    """Return the problem of an evaluation's record without its images; None if the grader could not judge it.
 
     That is where no gold is known, and where a part of the reward decided in the grader's place.
 

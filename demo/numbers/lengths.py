@@ -116,7 +116,7 @@ def histogram(lengths: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Quantiles of some lengths; NaN where there are none."""
+    """Quantiles of some lengths; NaN if there are none."""
 
     num: int
     p10: float
@@ -276,7 +276,7 @@ def mass_over_training(runs: Sequence[RunCurves], *, columns: int = 30) -> tuple
 
 
 def _mass_by_step(curves: RunCurves) -> dict[float, np.ndarray]:
-    """Return the shares of the ten deciles by step; nothing where they were not logged."""
+    """Return the shares of the ten deciles by step; nothing if they were not logged."""
     names = [[f"gradient_mass/{sign}/decile_{d}" for d in range(1, 11)] for sign in ("positive", "negative")]
     if not curves.metric(names[0][0])[1].size or not curves.metric(names[1][0])[1].size:
         return {}

@@ -61,7 +61,7 @@ class EvaluatedCheckpoint:
 
     @property
     def counter(self) -> TokenCounter | None:
-        """Return the counter of the model's tokens; None where no tokenizer is at hand."""
+        """Return the counter of the model's tokens; None if no tokenizer is at hand."""
         return find_counter(self.folder, self.step, self.model)
 
     @property
@@ -72,7 +72,7 @@ class EvaluatedCheckpoint:
 
     @cached_property
     def responses(self) -> Responses:
-        """Read its records as columns. Raises UserError where the file cannot be read."""
+        """Read its records as columns. Raises UserError if the file cannot be read."""
         try:
             return read_responses(self.results)
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
@@ -84,7 +84,7 @@ class EvaluatedCheckpoint:
 
     @cached_property
     def fault(self) -> str:
-        """Say why its records cannot be read, which it tries; empty where they can."""
+        """Say why its records cannot be read, which it tries; empty if they can."""
         try:
             _ = self.responses
         except UserError as error:
@@ -128,7 +128,7 @@ class OpenRun:
         return dict(sorted(self._lengths.items()))
 
     def best(self, benchmark: str) -> str:
-        """Say which step is the best on a benchmark and how much lower the last one is; empty where that is the best.
+        """Say which step is the best on a benchmark and how much lower the last one is; empty if that is the best.
 
         Raises UserError, KeyError, OSError or ArrowException for an evaluation that cannot be read.
         """
@@ -164,7 +164,7 @@ class Library:
     """The runs under some folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raise UserError where a folder holds no run, or no run has an evaluation or a log that can be read."""
+        """Raise UserError if a folder holds no run, or no run has an evaluation or a log that can be read."""
         directories = list(dict.fromkeys(path for folder in folders for path in find_runs(folder)))
         names = distinct_names([RunDirectory(path) for path in directories])
         self.faults: list[str] = []
@@ -296,7 +296,7 @@ class Library:
 
 
 def _check_names(run: Path) -> None:
-    """Raise UserError where the folder of a run, or of an evaluated set in it, has a name that no page can hold."""
+    """Raise UserError if the folder of a run, or of an evaluated set in it, has a name that no page can hold."""
     for name in (run.resolve(), *run.glob("eval/*")):
         if _sendable(str(name)) != str(name):
             raise UserError(f"{str(name)!r} is not UTF-8: rename it")
@@ -336,7 +336,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _rules(folder: Path) -> dict[str, int]:
-    """Return the place of each rule of a study, the baseline first; empty where the folder is not a study."""
+    """Return the place of each rule of a study, the baseline first; empty if the folder is not a study."""
     try:
         rules = read_object((folder / "comparison.json").read_bytes())["rules"]
         return {str(name): place for place, name in enumerate(rules)}

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 
 def images_of(record: Mapping[str, Any], benchmark: str, sets: Sequence[str]) -> tuple[bytes, ...]:
-    """Return encoded images; none where neither place has them. `sets` are the folders that a run evaluates on."""
+    """Return encoded images; none if neither place has them. `sets` are the folders that a run evaluates on."""
     if record["image"]:
         return tuple(record["image"])
     path = set_of(benchmark, sets)

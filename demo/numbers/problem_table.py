@@ -48,7 +48,7 @@ class ProblemTable:
 
     @cached_property
     def difficulty_P(self) -> np.ndarray:
-        """Return the key of each problem's difficulty class; "" where the pass rate is unknown."""
+        """Return the key of each problem's difficulty class; "" if the pass rate is unknown."""
         ends = np.array([end for end, _ in DIFFICULTIES.values()])
         names = np.array([*DIFFICULTIES, ""], dtype=object)
         place = np.searchsorted(ends, np.nan_to_num(self.base_rate_P, nan=2.0))
@@ -67,7 +67,7 @@ class ProblemTable:
 
 
 def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> ProblemTable:
-    """Align the checkpoints' evaluations; without any, an empty table. Raises UserError where one cannot be read."""
+    """Align the checkpoints' evaluations; without any, an empty table. Raises UserError if one cannot be read."""
     if not library.checkpoints:
         nothing = np.zeros((0, 0))
         return ProblemTable((), [], (), nothing, nothing, np.zeros(0, dtype=object), np.zeros(0, int), np.zeros(0))
@@ -139,7 +139,7 @@ def keep(table: ProblemTable, url: UrlState) -> np.ndarray:
 
 
 def pair_of(table: ProblemTable, url: UrlState) -> int:
-    """Return the place of the checkpoint that the overview compares with the baseline; 0 where there is no other.
+    """Return the place of the checkpoint that the overview compares with the baseline; 0 if there is no other.
 
     Where the address names none, it is the one whose mean length differs most, filters aside.
     """

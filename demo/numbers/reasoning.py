@@ -34,7 +34,7 @@ class Reasoning:
     """What was found in one response; the marks' places are characters from the beginning of its reasoning."""
 
     marks: tuple[Mark, ...] = ()
-    share_after: float | None = None  # the overthinking share; None where the right answer is not stated
+    share_after: float | None = None  # the overthinking share; None if the right answer is not stated
     stated_at: float | None = None  # where that statement ends, as a share of the response's characters
     compared: int = 0  # values that the grader looked at
     repeated: float = 0.0  # share of the words

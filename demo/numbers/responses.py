@@ -63,7 +63,7 @@ class Responses:
 
     @cached_property
     def question_P(self) -> list[str]:
-        """Return the question of each problem; empty where the records have none."""
+        """Return the question of each problem; empty if the records have none."""
         questions = self.rows(["question"])["question"]
         return [text or "" for text in questions.take([self.row_of[name][0] for name in self.ids]).to_pylist()]
 
@@ -125,7 +125,7 @@ class Responses:
         return {}
 
     def split_R(self, counter: TokenCounter, prefill: str = "") -> Split | None:
-        """Return the tokens of reasoning and answer of every response; None where the tokenizer cannot be used."""
+        """Return the tokens of reasoning and answer of every response; None if the tokenizer cannot be used."""
         if counter.name not in self.split_cache:
             texts = self.texts["response"].to_pylist()
             self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)

@@ -38,14 +38,14 @@ class TokenCounter:
     """Counts with one tokenizer file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises FaultError or LimitError where it is no tokenizer that can be used, and OSError."""
+        """Open the file. Raises FaultError or LimitError if it is no tokenizer that can be used, and OSError."""
         self.name = str(path)
         self._changed = path.stat().st_mtime_ns
         self._is_usable = True
         self._count([""])
 
     def split(self, responses: Sequence[str], length_R: np.ndarray, *, prefill: str = "") -> Split | None:
-        """Return the responses' tokens by part, or None where the tokenizer takes too much or fails.
+        """Return the responses' tokens by part, or None if the tokenizer takes too much or fails.
 
         `prefill` is text at their beginning that was not generated.
         """
@@ -96,7 +96,7 @@ def _open_counter(path: Path) -> TokenCounter | None:
 
 
 def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
-    """Find the tokenizer of a run's checkpoint; None where there is none.
+    """Find the tokenizer of a run's checkpoint; None if there is none.
 
     It is looked for in the checkpoint, in the run's other checkpoints, in the model that training started from, and
     in the run's folder itself.
@@ -111,6 +111,6 @@ def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
 
 
 def find_counter(run: Path, step: int, model: str) -> TokenCounter | None:
-    """Return a counter with that tokenizer; None where there is none, or it cannot be read."""
+    """Return a counter with that tokenizer; None if there is none, or it cannot be read."""
     path = tokenizer_file(run, step, model)
     return None if path is None else _open_counter(path)

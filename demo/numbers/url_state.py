@@ -71,7 +71,7 @@ class SortColumn:
 
     @classmethod
     def parse(cls, text: str) -> SortColumn | None:
-        """Read the value of `sort`; None where it names no column."""
+        """Read the value of `sort`; None if it names no column."""
         match = re.fullmatch(rf"(-?)(?:(id|category|difficulty)|(score|length)\.([0-{MAX_OTHERS}]))", text)
         if match is None:
             return None

@@ -42,7 +42,7 @@ class CategoryRow:
 
     @property
     def patch(self) -> dict[str, str] | None:
-        """Return the address of its problems; None where no address can name it."""
+        """Return the address of its problems; None if no address can name it."""
         can_be_named = len(self.name) <= MAX_TEXT
         return {"tab": "table", "category": self.name or NO_CATEGORY, "at": ""} if can_be_named else None
 

@@ -147,7 +147,7 @@ def score_words(score: Estimate) -> str:
 
 
 def pay_words(tokens: Estimate, score: Estimate) -> str:
-    """Say whether the change in length paid; empty where there are too few problems to say."""
+    """Say whether the change in length paid; empty if there are too few problems to say."""
     if not tokens.has_interval or not score.has_interval:
         return "Too few problems to say more."
     if not tokens.excludes_zero:

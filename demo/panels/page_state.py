@@ -51,7 +51,7 @@ class PageState:
 
     @property
     def problem_id(self) -> str | None:
-        """Return the id of the problem that is shown, or None where none passes the filters."""
+        """Return the id of the problem that is shown, or None if none passes the filters."""
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
     def run_slots(self) -> dict[str, int]:
@@ -69,7 +69,7 @@ class PageState:
 
     @property
     def emptiness(self) -> str:
-        """Say why there is no problem to show, and what to do; empty where there is one."""
+        """Say why there is no problem to show, and what to do; empty if there is one."""
         if len(self.order):
             return ""
         if not self.table.checkpoints:
@@ -115,7 +115,7 @@ class PageStates:
         self._size = size
 
     def of(self, url: UrlState) -> PageState:
-        """Return the page at an address. Raises UserError where an evaluation cannot be read."""
+        """Return the page at an address. Raises UserError if an evaluation cannot be read."""
         settled, notes = settle(url, self.library)
         table = self._table(settled.benchmark, settled.keys)
         keep_P = keep(table, settled)

@@ -126,7 +126,7 @@ class Column:
 
     @property
     def reasoning(self) -> str | None:
-        """Return the response's reasoning, or None where it has none."""
+        """Return the response's reasoning, or None if it has none."""
         return split_response(self.response)[0]
 
     @property
@@ -151,22 +151,22 @@ class Column:
 
     @property
     def extracted(self) -> str | None:
-        """Return the answer that the grader read, or None where it found none."""
+        """Return the answer that the grader read, or None if it found none."""
         return None if self.record["extracted"] is None else str(self.record["extracted"])
 
     @property
     def gold(self) -> str:
-        """Return the gold; empty where the record has none."""
+        """Return the gold; empty if the record has none."""
         return str(self.record["gold"] or "")
 
     @property
     def reason(self) -> str:
-        """Return why the grader decided so; empty where the record does not say."""
+        """Return why the grader decided so; empty if the record does not say."""
         return str(self.record["reason"] or "")
 
     @property
     def rule(self) -> str:
-        """Return the name of the rule that decided; empty where the record does not say."""
+        """Return the name of the rule that decided; empty if the record does not say."""
         return str(self.record["path"] or "")
 
     def moved_from(self, base: Column) -> tuple[str, str]:

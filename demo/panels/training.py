@@ -135,7 +135,7 @@ def _last_step(run: OpenRun) -> int:
 
 
 def _metric_card(metric: _Metric, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> list[ChartCard]:
-    """Return the chart of one metric; none where nothing but zeros was logged."""
+    """Return the chart of one metric; none if nothing but zeros was logged."""
     series = []
     for run in runs:
         curves = run.curves()

@@ -74,7 +74,7 @@ class Access:
         self._wrong: deque[float] = deque(maxlen=_MAX_WRONG)  # when
 
     def check_origin(self, request: Request) -> None:
-        """Raise HTTPException where the Host does not name this machine, or a different site's page asks.
+        """Raise HTTPException if the Host does not name this machine, or a different site's page asks.
 
         A GET of an image or a script has no Origin: there the browser says by Sec-Fetch-Site whose page asks. A link
         may be followed from anywhere: it opens a page of its own. Whose frame may show one, the policy says.
@@ -167,7 +167,7 @@ class Access:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file. Raises UserError where it cannot be read or is easy to guess."""
+    """Return the token in a file. Raises UserError if it cannot be read or is easy to guess."""
     try:
         token = read_small(path).strip()
     except (OSError, ValueError) as error:

@@ -74,7 +74,7 @@ def marked_pieces_of(text: str, segments: Sequence[Segment]) -> list[Piece]:
 
 
 def _read_signs(pieces: list[Piece], states: Sequence[Segment | None]) -> list[Piece] | None:
-    """Return the pieces without signs, marked by the state that each sign begins; None where signs were lost."""
+    """Return the pieces without signs, marked by the state that each sign begins; None if signs were lost."""
     marked: list[Piece] = []
     here: Segment | None = None
     labels: tuple[str, ...] = ()  # that wait for the first text of their stretch

@@ -37,14 +37,14 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def number(value: float) -> str:
-    """Return a number for readers: 1,200; 0.25; 12; a dash where there is none."""
+    """Return a number for readers: 1,200; 0.25; 12; a dash if there is none."""
     if not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 
 def share_text(value: float) -> str:
-    """Return a share as 12.3 %, 1.5 %, 0.78 % or 100 %; a dash where there is none."""
+    """Return a share as 12.3 %, 1.5 %, 0.78 % or 100 %; a dash if there is none."""
     if not math.isfinite(value):
         return "–"
     return f"{100 * value:.2g} %" if abs(value) < 0.01 else f"{100 * value:.3g} %"

@@ -54,7 +54,7 @@ class Uploads:
         return token
 
     def get(self, token: str) -> bytes:
-        """Return the picture's file. Raises UserError where it is gone."""
+        """Return the picture's file. Raises UserError if it is gone."""
         if token in self._examples:
             return self._examples[token]
         with self._lock:

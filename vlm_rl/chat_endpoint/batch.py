@@ -37,7 +37,7 @@ class BatchReply:
     """What came back for one request, and what that took."""
 
     completion: Completion | None = None
-    failure: str = ""  # why there is none; empty where the batch was stopped before
+    failure: str = ""  # why there is none; empty if the batch was stopped before
     cost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
 
     @property
@@ -93,7 +93,7 @@ class BatchClient:
                 the request is sent, since a body may hold images.
             is_stopped: asked while waiting.
 
-        Raises OSError where the cache cannot be written.
+        Raises OSError if the cache cannot be written.
         """
         replies = [BatchReply() for _ in items]
         batch = _Batch((body_of(item), reply) for item, reply in zip(items, replies, strict=True))

@@ -45,7 +45,7 @@ class ReplyCache:
             return None
 
     def put(self, key: str, completion: Completion) -> None:
-        """Store a reply. Raises OSError where the disk does not take it."""
+        """Store a reply. Raises OSError if the disk does not take it."""
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{key}.{secrets.token_hex(8)}.tmp")  # other nodes may have this process's id

@@ -94,7 +94,7 @@ def read_key(variable: str, *, setting: str) -> str:
 
 
 def check_address(url: str, *, setting: str, key_setting: str) -> None:
-    """Raise UserError where this is not a plain address; the message does not repeat it, since it may hold a key."""
+    """Raise UserError if this is not a plain address; the message does not repeat it, since it may hold a key."""
     if not is_plain_address(url):
         raise UserError(
             f"{setting} is not a plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an "
@@ -234,7 +234,7 @@ class ChatEndpoint:
     async def models(self, http: httpx.AsyncClient) -> list[str]:
         """Return the names of the models that the server lists; [] where it keeps no list.
 
-        Raises EndpointError where no server answers.
+        Raises EndpointError if no server answers.
         """
         try:
             async with self.answer(http, "models", None) as answer:
@@ -254,7 +254,7 @@ class ChatEndpoint:
             name: of the model; "" takes the only one that the server has.
             setting: what the user calls this name, for the messages.
 
-        Raises UserError where no server answers, for a name that it does not list, and where it has several or none.
+        Raises UserError if no server answers, for a name that it does not list, and where it has several or none.
         """
 
         async def listed() -> list[str]:

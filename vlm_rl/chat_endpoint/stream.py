@@ -28,7 +28,7 @@ class StreamedReply:
 
     Attributes:
         num_pieces: of the text.
-        counts: the server's: tokens, and those of the reasoning where it says so; None where it counts nothing.
+        counts: the server's: tokens, and those of the reasoning where it says so; None if it counts nothing.
         finish_reason: that the server gives with one of the last pieces.
         end: how the reply ended; "" while it runs and where it failed.
         error: why it failed.

@@ -40,6 +40,6 @@ _EXAMPLES = {
 
 
 def examples_of(program: str) -> str:
-    """Return the examples of a command, such as "vlm-rl train", a line each; empty where it has none."""
+    """Return the examples of a command, such as "vlm-rl train", a line each; empty if it has none."""
     name = program.removeprefix("vlm-rl ")
     return "\n".join(["examples:", *(f"  {line}" for line in _EXAMPLES[name])]) if name in _EXAMPLES else ""

@@ -27,7 +27,7 @@ def install_advice(module: str) -> str | None:
 
 
 def _read(requirement: str) -> tuple[str, str]:
-    """Return the package that a requirement names, and the extra that it is of; "" where it is of none."""
+    """Return the package that a requirement names, and the extra that it is of; "" if it is of none."""
     wanted, _, marker = requirement.partition(";")
     extra = re.search(r"""extra == ["']([\w-]+)["']""", marker)
     return re.split(r"[<>=!~\[ ]", wanted, maxsplit=1)[0].lower(), extra[1] if extra else ""

@@ -68,7 +68,7 @@ def add_judge_options(command: argparse.ArgumentParser) -> None:
 
 
 def refuse_bare_srun() -> None:
-    """Raise UserError where srun has started several tasks without torchrun: each would be a run of its own.
+    """Raise UserError if srun has started several tasks without torchrun: each would be a run of its own.
 
     The step's number of tasks is what counts. SLURM_NTASKS is set in a batch script too, which is one process.
     """

@@ -22,7 +22,7 @@ _MARKS = {"worker": "EasyR1", "actor_rollout_ref": "verl", "rlhf_type": "ms-swif
 class Setting:
     """One setting of several trainers."""
 
-    ours: str  # "" where there is none
+    ours: str  # "" if there is none
     names: Mapping[str, list[str]]  # by trainer, for each of TRAINERS
     note: str
 
@@ -94,7 +94,7 @@ def inner_hints(key: str, section: Mapping[str, Any]) -> dict[str, str]:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return the question whether another trainer's name was meant, with ours; "" where a `known` name is nearer.
+    """Return the question whether another trainer's name was meant, with ours; "" if a `known` name is nearer.
 
     Names below sections, such as adam.betas, are left out: their last words are everybody's.
     """

@@ -34,7 +34,7 @@ class Key:
 
     path: str  # with dots
     kind: str  # what it may hold, in words
-    default: str  # as in YAML; "" where there is none
+    default: str  # as in YAML; "" if there is none
     text: str  # what it does
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
 
 def find_template(name: str) -> Template | None:
-    """Return the shipped template of that name, or that of a file of one's own; None where it is neither.
+    """Return the shipped template of that name, or that of a file of one's own; None if it is neither.
 
     Raises UserError for a file as load_config does.
     """
@@ -94,14 +94,14 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """Read a YAML file as plain values and apply the overrides. Raises UserError where it cannot be read."""
+    """Read a YAML file as plain values and apply the overrides. Raises UserError if it cannot be read."""
     return _overridden(_open(Path(path)), overrides)
 
 
 def recorded_template(summary: Mapping[str, Any]) -> Template | None:
     """Return the template that an evaluation's summary records: a shipped one's name, or the whole of another.
 
-    None where it is neither, or was not written by us.
+    None if it is neither, or was not written by us.
     """
     if (record := summary.get("template_record")) is None:
         return TEMPLATES.get(str(summary.get("template", "")))
@@ -150,7 +150,7 @@ def _settled(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _open(path: Path) -> Any:
-    """Return a file's tree as plain values. Raises UserError where it cannot be read."""
+    """Return a file's tree as plain values. Raises UserError if it cannot be read."""
     if path.is_dir():
         raise UserError(f"{path} is no file: give a YAML file")
     try:
@@ -238,7 +238,7 @@ def _overridden(tree: Any, overrides: Sequence[str]) -> Any:
 
 
 def _merged(tree: Any, change: Any, what: str) -> Any:
-    """Return plain values with those of `change` over them. Raises UserError where one has a list for a section."""
+    """Return plain values with those of `change` over them. Raises UserError if one has a list for a section."""
     try:
         return OmegaConf.to_container(OmegaConf.merge(tree, change), resolve=False)
     except TypeError:
@@ -299,7 +299,7 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """Give the old key model.freeze_vision its new name. Raises UserError where both are given."""
+    """Give the old key model.freeze_vision its new name. Raises UserError if both are given."""
     model = raw.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("freeze_vision"), bool):
         return raw

@@ -191,7 +191,7 @@ class RewardConfig(ConfigSection):
 
     @property
     def accuracy_part(self) -> str | None:
-        """Return the name of the part with the role accuracy; None where the grader decides."""
+        """Return the name of the part with the role accuracy; None if the grader decides."""
         return next(iter(self._accuracy_parts()), None)
 
     @property

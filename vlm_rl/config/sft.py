@@ -71,7 +71,7 @@ class SftConfig(ConfigSection):
     log: TrackersConfig = TrackersConfig()
 
     def shorter_rows(self, tokens: int) -> int | None:
-        """Return half the tokens of a row, at least those of a longest response; None where that is no less."""
+        """Return half the tokens of a row, at least those of a longest response; None if that is no less."""
         return halved(tokens, self.data.max_response_tokens)
 
     def conflicts(self) -> Iterator[str]:

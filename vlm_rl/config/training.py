@@ -176,7 +176,7 @@ class Config(ConfigSection):
         return self.data.max_prompt_tokens + self.response_tokens
 
     def shorter_rows(self, tokens: int) -> int | None:
-        """Return half the tokens of a row, at least those of a longest response; None where that is no less."""
+        """Return half the tokens of a row, at least those of a longest response; None if that is no less."""
         return halved(tokens, self.trained_tokens)
 
     def conflicts(self) -> Iterator[str]:
@@ -332,7 +332,7 @@ def conflicts_of_environment(
 
 
 def halved(tokens: int, least: int) -> int | None:
-    """Return half of the tokens, at least so many; None where that is no less."""
+    """Return half of the tokens, at least so many; None if that is no less."""
     half = max(tokens // 2, least)
     return half if half < tokens else None
 

@@ -35,7 +35,7 @@ _LABELS = (
 
 
 def unwrap_gold(answer: str) -> str | None:
-    r"""Return the gold inside one `\boxed{}` and inside dollar signs; None where its braces or boxes do not close.
+    r"""Return the gold inside one `\boxed{}` and inside dollar signs; None if its braces or boxes do not close.
 
     A form feed followed by "rac" is a `\frac` whose backslash was read as an escape.
     """

@@ -56,7 +56,7 @@ class StartError(UserError):
 
 
 def refuse_failing_resets(faults: Sequence[str]) -> None:
-    """Raise UserError where so many resets in a row have failed that going on might never end.
+    """Raise UserError if so many resets in a row have failed that going on might never end.
 
     Args:
         faults: the messages of their StartErrors, since the last one that did not fail.
@@ -149,7 +149,7 @@ class PromptBuilder:
         self.tags_are_doubtful = False
 
     def plainly_spelled(self) -> PromptBuilder | None:
-        """Return a builder that spells the tags as plain text; None where the tokenizer cannot."""
+        """Return a builder that spells the tags as plain text; None if the tokenizer cannot."""
         other = copy(self)
         other.tokenizer = deepcopy(self.tokenizer)
         try:
@@ -219,7 +219,7 @@ class PromptBuilder:
                 self.max_videos = max(self.max_videos, len(problem.videos))
 
     def expect_videos(self, count: int) -> None:
-        """Do the same for so many videos of a prompt. Raises UserError where the model takes none."""
+        """Do the same for so many videos of a prompt. Raises UserError if the model takes none."""
         if not self.takes_videos:
             raise UserError(
                 f"rollout.vllm.limit_mm_per_prompt lets a prompt have {count} videos, and a "
@@ -395,7 +395,7 @@ class PromptBuilder:
             )
 
     def _check_vocabulary(self) -> None:
-        """Raise UserError where the tokenizer has ids for which the model has no embedding."""
+        """Raise UserError if the tokenizer has ids for which the model has no embedding."""
         highest = max(self.tokenizer.get_vocab().values(), default=-1)
         size = self.config.get_text_config().vocab_size
         if highest >= size:
@@ -435,7 +435,7 @@ class PromptBuilder:
             )
 
     def _system(self, of_row: str = "") -> list[dict[str, Any]]:
-        """Return the system's message: the words of template, environment and row; none where all are empty."""
+        """Return the system's message: the words of template, environment and row; none if all are empty."""
         text = "\n\n".join(filter(None, [self.template.system, self.instructions, of_row]))
         return [{"role": "system", "content": self.as_content(text)}] if text else []
 

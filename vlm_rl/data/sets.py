@@ -194,12 +194,12 @@ def _check_images(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def set_digests(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return path -> the checksum of its rows that preparation has recorded, None where it has not."""
+    """Return path -> the checksum of its rows that preparation has recorded, None if it has not."""
     return {path: _recorded_digest(path) for path in paths}
 
 
 def check_same_sets(run: Path, begun_with: Mapping[str, str | None], paths: Sequence[str]) -> None:
-    """Raise UserError where a set of a resume was prepared again: its order and its ids would be other ones."""
+    """Raise UserError if a set of a resume was prepared again: its order and its ids would be other ones."""
     for path, now in set_digests(paths).items():
         if begun_with.get(path) not in (None, now):
             raise UserError(

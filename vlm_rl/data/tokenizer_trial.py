@@ -19,7 +19,7 @@ from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
 _REPEATED = 80_000  # of each character: many seconds, where time grows with the square of it
 _CHARACTERS = "aA0 \n.<_\u00e9\u7684"
 _worker = LimitedWorker(f"{__name__}.encode", cpu_seconds=10.0, memory=2 << 30)
-_faults: dict[str, str] = {}  # by the SHA-256 of a tokenizer.json; empty where it passed
+_faults: dict[str, str] = {}  # by the SHA-256 of a tokenizer.json; empty if it passed
 
 
 def check_expressions(folder: str | Path) -> None:
@@ -27,7 +27,7 @@ def check_expressions(folder: str | Path) -> None:
 
     What one folder's tokenizer.json showed holds for an equal one in another folder.
 
-    Raises UserError where the tokenizer.json of a folder has regular expressions that fail at this, or take too long.
+    Raises UserError if the tokenizer.json of a folder has regular expressions that fail at this, or take too long.
     """
     file = Path(folder) / "tokenizer.json"
     try:
@@ -50,7 +50,7 @@ def check_expressions(folder: str | Path) -> None:
 
 @contextmanager
 def naming_panics(folder: str) -> Iterator[None]:
-    """Raise UserError where the tokenizer of a folder panics at a text, which the trial's texts did not show."""
+    """Raise UserError if the tokenizer of a folder panics at a text, which the trial's texts did not show."""
     try:
         yield
     except BaseException as error:

@@ -219,7 +219,7 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
         prompts: to sample responses to.
         version: the policy version that the weights get, and the step of the responses.
 
-    Raises StaleWeightsError where other weights arrive.
+    Raises StaleWeightsError if other weights arrive.
     """
     phase(f"bringing the weights into {engine.name}, sync {version}")
     builder = FingerprintBuilder(dtype=engine.dtype, quantization=engine.quantization)

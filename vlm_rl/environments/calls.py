@@ -42,9 +42,9 @@ def written(name: str, arguments: Mapping[str, Any], form: str) -> str:
 
 
 def read_call(text: str, form: str) -> ToolCall | None:
-    """Return the only call of a turn, None where it has none.
+    """Return the only call of a turn, None if it has none.
 
-    Raises ToolCallError where there are several, or one that is cut off or no JSON of that shape.
+    Raises ToolCallError if there are several, or one that is cut off or no JSON of that shape.
     """
     found = [*_FORMS[form].finditer(text)]
     if not found:

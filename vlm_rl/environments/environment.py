@@ -86,7 +86,7 @@ class EnvironmentSetup:
     resources: dict[str, Any] = field(default_factory=dict)  # what the episodes of a run share, by name
 
     def option(self, name: str, default: Any) -> Any:
-        """Return an option. Raises UserError where its type is not the default's."""
+        """Return an option. Raises UserError if its type is not the default's."""
         value = self.options.get(name, default)
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
             raise UserError(f"environment.options.{name} is {value!r}, and must be of type {type(default).__name__}")

@@ -281,7 +281,7 @@ class HostedEpisode:
         return await self.environment.step(text)
 
     async def _written(self, observation: Observation, ids: np.ndarray) -> TurnAnswer | None:
-        """Return an observation with its tokens; None where they are more than are left.
+        """Return an observation with its tokens; None if they are more than are left.
 
         Images are decoded, fitted and packed in threads, and the tokenizer is used in this one alone.
         """
@@ -306,7 +306,7 @@ class HostedEpisode:
 
 
 def open_host(config: EnvironmentConfig, builder: PromptBuilder, grader: Grader) -> EpisodeHost | None:
-    """Return the host of a run's environment, None where it has none. Raises UserError as EpisodeHost does."""
+    """Return the host of a run's environment, None if it has none. Raises UserError as EpisodeHost does."""
     if config.name is None:
         return None
 

@@ -23,7 +23,7 @@ class OwnEnvironments:
     """The processes in which a user's class runs. An episode stays in one of them."""
 
     def __init__(self, path: str, options: Mapping[str, Any], *, timeout: float, workers: int) -> None:
-        """Import the class once. Raises UserError where that fails.
+        """Import the class once. Raises UserError if that fails.
 
         Args:
             path: of the class, as module.Class.

@@ -49,7 +49,7 @@ def load(path: str) -> type:
 
 
 def describe(path: str, options: Mapping[str, Any]) -> str:
-    """Return the instructions of a class. Raises UserError where it cannot be imported or opened."""
+    """Return the instructions of a class. Raises UserError if it cannot be imported or opened."""
     try:
         return str(getattr(load(path)(**options), "instructions", ""))
     except UserError:

@@ -24,7 +24,7 @@ def play(
         prompt: of the problem, as the host builds it.
         texts: the turns, the template's prefill included.
 
-    Raises ValueError where the environment ends the episode before the last turn.
+    Raises ValueError if the environment ends the episode before the last turn.
     """
     episode = host.episodes([problem], seed=0, step=0).open(0, 0, prompt)
     turns: list[Turn] = []

@@ -40,7 +40,7 @@ class Zoom:
     is_quick = True
 
     def __init__(self, setup: EnvironmentSetup) -> None:
-        """Read the options. Raises UserError where the coordinates of the model's family are not known."""
+        """Read the options. Raises UserError if the coordinates of the model's family are not known."""
         self._setup = setup
         self._tool, self._left = setup.option("tool", OPTIONS["tool"]), setup.calls_left(OPTIONS["calls"])
         self._min_side, self._is_blank = setup.option("min_side", 28), setup.option("blank", False)

@@ -158,7 +158,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
 
 
 def _check_alike(options: argparse.Namespace) -> None:
-    """Raise UserError where a rank, such as one on a second node, is asked for something else than rank 0.
+    """Raise UserError if a rank, such as one on a second node, is asked for something else than rank 0.
 
     The newest revision of a model of the hub may be a different one there.
     """
@@ -203,7 +203,7 @@ def _open_accuracy(
 ) -> AccuracyPart | None:
     """Open the part that decides what is right on one set: of --reward, or of the run whose checkpoint is measured.
 
-    Raises UserError where there is none and the set's answers are boxes, or where it cannot be used.
+    Raises UserError if there is none and the set's answers are boxes, or where it cannot be used.
     """
     remedy = "name a run's configuration whose reward has a part in the role accuracy, such as iou: --reward FILE"
     config = load_config(options.reward).reward if options.reward else origin.run.reward if origin.run else None

@@ -142,7 +142,7 @@ def _compared(
 
 
 def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
-    """Return name of a prepared set -> problem -> its values of a facet. Raises UserError where none has any."""
+    """Return name of a prepared set -> problem -> its values of a facet. Raises UserError if none has any."""
     if (facet is None) != (not sets):
         raise UserError("--by FACET and --data SET go together: the prepared sets say what their problems are")
     if facet is None:
@@ -162,7 +162,7 @@ def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, list
 
 
 def _by_facet(a: Scores, b: Scores, facet: Facet, *, benchmark: str) -> dict[str, Paired]:
-    """Print and return the change on the problems of each value. Raises UserError where none has a value.
+    """Print and return the change on the problems of each value. Raises UserError if none has a value.
 
     A problem with several values (skills) counts in each.
     """
@@ -180,7 +180,7 @@ def _by_facet(a: Scores, b: Scores, facet: Facet, *, benchmark: str) -> dict[str
 
 
 def _by_pass_rate(a: Scores, b: Scores, rates: PassRates, *, benchmark: str) -> dict[str, Paired]:
-    """Print and return the change on hard, medium and easy problems. Raises UserError where none has a pass rate."""
+    """Print and return the change on hard, medium and easy problems. Raises UserError if none has a pass rate."""
     known = {
         name: replace(score, category=_difficulty(rates.problems[name].score))
         for name, score in a.items()
@@ -251,7 +251,7 @@ def _of_records(records: pa.Table, summary: Mapping[str, Any], where: Path) -> S
 
 
 def _checked(summary: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
-    """Return a result's summary. Raises UserError where its headline or the parts of that are no scores."""
+    """Return a result's summary. Raises UserError if its headline or the parts of that are no scores."""
     headline, numbers = summary.get("headline", "accuracy"), []
     try:
         if headline != "accuracy" and (own := summary["scores"][headline])["n"]:

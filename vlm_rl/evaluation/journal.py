@@ -24,7 +24,7 @@ from vlm_rl.run.writing import writing
 
 
 def _records(line: bytes) -> list[EvalRecord]:
-    """Return the records of a problem; none where the line is damaged, so that the problem is answered again."""
+    """Return the records of a problem; none if the line is damaged, so that the problem is answered again."""
     try:
         return [EvalRecord(**fields) for fields in json.loads(line)]
     except (ValueError, TypeError, RecursionError):
@@ -61,7 +61,7 @@ class Journal:
     def add(self, groups: Sequence[Sequence[EvalRecord]]) -> None:
         """Keep the records of finished problems; they are on the disk when this returns.
 
-        Raises UserError where the file system refuses, and where the file is no longer there.
+        Raises UserError if the file system refuses, and where the file is no longer there.
         """
         with writing(self.path):
             self.path.stat()  # a file that was removed could be written to without an error

@@ -29,7 +29,7 @@ def refuse_existing(out: Path, names: Sequence[str], step: int) -> None:
 
 
 def refuse_another_model(out: Path, model: Path, run: Config | None) -> None:
-    """Raise UserError where `out` has results of a different model: pages show one model, step by step.
+    """Raise UserError if `out` has results of a different model: pages show one model, step by step.
 
     The checkpoints of a run belong together, with the model that the run began with.
 
@@ -55,7 +55,7 @@ def _run_or_model(model: Path) -> Path:
 
 
 def _begun_with(run: Path) -> Path | None:
-    """Return the model that a run began with; None where the run is not there, or is none."""
+    """Return the model that a run began with; None if the run is not there, or is none."""
     return Path(RunDirectory(run).config().model.path).resolve() if (run / "config.yaml").is_file() else None
 
 
@@ -67,7 +67,7 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         config: what a new folder records; its `out` is the folder.
         contaminated: benchmarks that the model was trained on.
 
-    Raises UserError where another process writes there.
+    Raises UserError if another process writes there.
     """
     results = RunDirectory(config.out)
     is_new = not (results.path / "config.yaml").exists()

@@ -117,7 +117,7 @@ class ServedModel:
         )
 
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
-        """Return the responses to each prompt, which is a ServedPrompt. Raises UserError where one does not come."""
+        """Return the responses to each prompt, which is a ServedPrompt. Raises UserError if one does not come."""
         del on_group
         count = request.params.responses
         asked = [(index, g) for index in range(len(request.prompts)) for g in range(count)]
@@ -235,7 +235,7 @@ def _refuse_options_of_models(options: argparse.Namespace) -> None:
 
 
 def _refuse_another_model(out: Path, served: ServedModel) -> None:
-    """Raise UserError where `out` has results of a different model: pages show one model."""
+    """Raise UserError if `out` has results of a different model: pages show one model."""
     for result in RunDirectory(out).evals():
         theirs = result.summary.get("model"), result.summary.get("endpoint")
         if theirs != (served.model, served.settings["endpoint"]):

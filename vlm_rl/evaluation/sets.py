@@ -107,7 +107,7 @@ def unanswered(
 ) -> list[tuple[EvalSet, AnswerSettings]]:
     """Return the sets without a result; those that a stopped run of the same command finished are kept and printed.
 
-    Raises UserError where there is a result of different settings.
+    Raises UserError if there is a result of different settings.
     """
     left = []
     for eval_set, settings in zip(sets, asked, strict=True):

@@ -83,7 +83,7 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     """Return the settings of a set.
 
     Args:
-        options: those of `vlm-rl eval`; None where the command line is silent.
+        options: those of `vlm-rl eval`; None if the command line is silent.
         benchmark: that the set's problems come from, if it is a known one.
         run: the configuration of the run whose checkpoint is measured, if it is one.
 
@@ -172,7 +172,7 @@ def _named(name: str) -> tuple[Template, PublishedPrompt | None]:
 
 
 def split_note(protocol: EvalProtocol, split: str) -> str:
-    """Return a sentence where a set is not of the split that papers report; "" where it is."""
+    """Return a sentence where a set is not of the split that papers report; "" if it is."""
     reported = protocol.split
     if split == reported.value:
         return ""

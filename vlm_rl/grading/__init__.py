@@ -36,7 +36,7 @@ command is `vlm-rl grade`. All but these four and code_tests is private to this 
 project but the sandbox, errors, templates and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
-equality.AnswerComparison (a method that returns a Decision, or None where it does not apply). Name the rule in
+equality.AnswerComparison (a method that returns a Decision, or None if it does not apply). Name the rule in
 reasons, increase GRADER_VERSION, add cases of both verdicts to tests/grading/grading_cases.jsonl and a row to the
 table of docs/grading.md; the tests run both.
 """

@@ -37,7 +37,7 @@ def written(values: Sequence[Any]) -> Answers:
 def compare(worker: LimitedWorker, answers: Answers, tests: CodeTests, expected: Answers) -> list[Any] | None:
     """Return the first answer that is wrong or missing, as [its index, the reason], or None; see first_difference.
 
-    Raises LimitError where reading or comparing takes too much, and FaultError or OSError for a fault of ours.
+    Raises LimitError if reading or comparing takes too much, and FaultError or OSError for a fault of ours.
     """
     options = [_options(tests, number) for number in range(len(tests.inputs))]
     texts = [answers.text.decode(errors="replace"), answers.ending, expected.text.decode(errors="replace")]

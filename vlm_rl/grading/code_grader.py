@@ -51,7 +51,7 @@ class CodeGrader:
         self.close()
 
     def check(self) -> None:
-        """Build the sandbox and prove its walls. Raises UserError where that fails."""
+        """Build the sandbox and prove its walls. Raises UserError if that fails."""
         self._opened().check()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class CodeGrader:
     def judge(self, programs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Judged]:
         """Return the verdicts on (program, meta of its problem); equal pairs are run once.
 
-        Raises UserError where there is no sandbox.
+        Raises UserError if there is no sandbox.
         """
         sandbox = self._opened()
         sandbox.check()

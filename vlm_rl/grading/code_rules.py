@@ -71,7 +71,7 @@ def evalplus_humaneval(call: Sequence[Any], value: Any, expected: Any, *, functi
         value: what it returned.
         expected: the gold.
         function: its name, which some exceptions depend on.
-        atol: the absolute tolerance of floats; 0 where the problem names none.
+        atol: the absolute tolerance of floats; 0 if the problem names none.
     """
     if function == "find_zero":
         (coefficients,) = call

@@ -30,7 +30,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.S)  # of JSON
 
 @dataclass(frozen=True, slots=True)
 class CodeTests:
-    """The tests of one problem. Raises UserError where they make no sense."""
+    """The tests of one problem. Raises UserError if they make no sense."""
 
     inputs: list[Any]  # texts for stdin; or, with a function, the lists of its arguments
     outputs: list[Any] | None = None  # texts or values; None: those of `reference`
@@ -83,7 +83,7 @@ class CodeTests:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> CodeTests:
-        """Return the tests of a problem's meta. Raises UserError where there are none, or not in this form."""
+        """Return the tests of a problem's meta. Raises UserError if there are none, or not in this form."""
         text = meta.get("tests")
         if not isinstance(text, str):
             raise UserError("the problem has no tests in its meta: a program is judged by tests")
@@ -105,7 +105,7 @@ def _most_values(data: bytes) -> int:
 
 
 def unpacked(text: str) -> bytes:
-    """Decode base64 and decompress. Raises ValueError where the data are not that, or too large."""
+    """Decode base64 and decompress. Raises ValueError if the data are not that, or too large."""
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)

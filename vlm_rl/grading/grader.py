@@ -91,7 +91,7 @@ class Grader:
         self._programs.close()
 
     def check_programs(self, problems: Iterable[Problem]) -> None:
-        """Prove the sandbox if the answer of one of the problems is a program. Raises UserError where it fails."""
+        """Prove the sandbox if the answer of one of the problems is a program. Raises UserError if it fails."""
         if any(problem.answer_type == "code" for problem in problems):
             self._programs.check()
 

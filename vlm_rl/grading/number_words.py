@@ -91,7 +91,7 @@ def _parse_positive(text: str) -> Fraction | None:
 
 
 def _add_up(words: list[str]) -> Fraction | None:
-    """Return the value of number words, or None where they do not follow each other as in a number.
+    """Return the value of number words, or None if they do not follow each other as in a number.
 
     A word adds to the group in front of the next scale (thousand, million), or is the scale. `room` is what the next
     word of a group must stay below, and each scale must be smaller than the last.

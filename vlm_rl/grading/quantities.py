@@ -246,7 +246,7 @@ def same_measure(gold: str, answer: str) -> bool | None:
 
 
 def _as_one_number(parts: list[tuple[Fraction | None, str]], larger: str) -> Fraction | None:
-    """Return the parts of a measure as a number of the larger unit; None where a unit is no part of it."""
+    """Return the parts of a measure as a number of the larger unit; None if a unit is no part of it."""
     total = Fraction(0)
     for value, unit in parts:
         size = 1 if unit == larger else _PARTS_OF.get((larger, unit))

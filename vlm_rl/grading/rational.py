@@ -61,7 +61,7 @@ def is_date(text: str) -> bool:
 
 
 def tokenize(text: str, pattern: re.Pattern[str] = _TOKEN) -> list[str]:
-    """Cut a text into the tokens of a pattern. Raises NotReadableError where none of them matches."""
+    """Cut a text into the tokens of a pattern. Raises NotReadableError if none of them matches."""
     tokens: list[str] = []
     position, text = 0, text.strip()
     while position < len(text):

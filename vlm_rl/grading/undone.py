@@ -99,7 +99,7 @@ def unfinished(gold: str, answer: str, question: str) -> str | None:
     Args:
         gold: The gold's raw text. What it leaves undone itself, the answer may too.
         answer: The answer's raw text.
-        question: The question's raw text, or "" where it is not known.
+        question: The question's raw text, or "" if it is not known.
     """
     gold, answer = clean(gold), clean(answer)
     if gold == answer:

@@ -157,7 +157,7 @@ def naming_untested(config: Any) -> Iterator[None]:
 
 
 def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[ModelPart]) -> None:
-    """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained.
+    """Raise UserError if nothing would be trained, or where a part has a learning rate and is not trained.
 
     Args:
         config: of the model.
@@ -181,7 +181,7 @@ def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[Model
 
 
 def check_routing(config: Any, *, replay: bool) -> None:
-    """Raise UserError where routing would be replayed and there is none."""
+    """Raise UserError if routing would be replayed and there is none."""
     if replay and not num_experts(config.get_text_config()):
         raise UserError(
             f"rollout.replay_routing is true, and a {config.model_type} model has no experts: leave it out"

@@ -132,7 +132,7 @@ class DiskRoom:
         )
 
     def refusal(self) -> str | None:
-        """Return why a save is certain to be refused, even if milestones are moved away; None where it is not."""
+        """Return why a save is certain to be refused, even if milestones are moved away; None if it is not."""
         more = self.least - self.there
         if self.free >= more * self.size:
             return None
@@ -148,7 +148,7 @@ class DiskRoom:
         )
 
     def fault(self) -> str | None:
-        """Return a line about checkpoints that do not fit, or will not once all are kept; None where all fit."""
+        """Return a line about checkpoints that do not fit, or will not once all are kept; None if all fit."""
         more = self.most - self.there
         if self.free >= more * self.size:
             return None
@@ -169,7 +169,7 @@ class DiskRoom:
 def disk_room(config: Config | SftConfig, policy: Policy, *, on_gpu: bool) -> DiskRoom:
     """Compute the disk space of a run's checkpoints from its loaded policy, whole or in shards.
 
-    Raises UserError where a save is certain to be refused.
+    Raises UserError if a save is certain to be refused.
     """
     sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in policy.model.parameters()]
     size = checkpoint_bytes(

@@ -139,7 +139,7 @@ def _read_mapped(path: Path) -> Any:
 
 
 def _check_order(engine: Any) -> None:
-    """Raise ValueError where the order of a row's parameters depends on the number of ranks."""
+    """Raise ValueError if the order of a row's parameters depends on the number of ranks."""
     if engine._config.zero_config.round_robin_gradients:
         raise ValueError("train.deepspeed.zero_optimization.round_robin_gradients is set, which orders by ranks")
 

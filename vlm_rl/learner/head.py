@@ -124,7 +124,7 @@ class Head(nn.Module):
 
 
 def _check_fused(soft_cap: float | None) -> None:
-    """Raise UserError where the fused kernels cannot compute the head."""
+    """Raise UserError if the fused kernels cannot compute the head."""
     if soft_cap is not None:
         raise UserError("model.fused_head: this model caps its logits, which the kernels do not; leave it false")
     try:

@@ -100,7 +100,7 @@ def logit_gradient_(
         lse_C: what score_logits returned.
         entropy_C: likewise; read only where entropies have a gradient.
         grad_C: of the log-probs.
-        grad_entropy_C: of the entropies; None where they have none.
+        grad_entropy_C: of the entropies; None if they have none.
         temperature: divides the logits.
     """
     rows, vocabulary = logits_CV.shape

@@ -34,7 +34,7 @@ def learning_rate_factor(
 
 
 def moved_cosine(own: TrainConfig, now: TrainConfig, *, step: int, updates_per_step: int) -> str | None:
-    """Say how a resume with different train.steps moves the learning rate; None where it does not.
+    """Say how a resume with different train.steps moves the learning rate; None if it does not.
 
     Args:
         own: the run's own configuration.

@@ -50,7 +50,7 @@ def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
 
 
 def check_a_prompt_fits(build: Callable[[Problem], Prompt], problems: Sequence[Problem], config: DataConfig) -> None:
-    """Raise UserError where every training prompt is too long, or has no start: taking prompts would never end."""
+    """Raise UserError if every training prompt is too long, or has no start: taking prompts would never end."""
     lengths: dict[str, int] = {}
     faults: list[str] = []
     for problem in problems:

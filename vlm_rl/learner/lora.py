@@ -104,7 +104,7 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
         config: rank, scaling and targets.
         seed: of A.
 
-    Raises UserError where PEFT would adapt something else as well.
+    Raises UserError if PEFT would adapt something else as well.
     """
     with nullcontext() if config.load_in_4bit else _without_bitsandbytes():
         _inject(model, config, seed)

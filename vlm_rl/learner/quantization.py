@@ -20,7 +20,7 @@ BITS_PER_WEIGHT = 4 + 8 / 64 + 32 / (64 * 256)
 
 
 def check_quantization(config: ModelConfig) -> None:
-    """Raise UserError where the configuration asks for 4 bits and this machine cannot train so."""
+    """Raise UserError if the configuration asks for 4 bits and this machine cannot train so."""
     if config.lora is None or not config.lora.load_in_4bit:
         return
     if not has_gpu():

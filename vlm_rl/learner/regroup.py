@@ -64,7 +64,7 @@ def saved_groups(shards: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[
         shards: the "optimizer_state_dict" of every rank that saved, in their order.
         groups: the parameters of each group, whole or sharded.
 
-    Raises ValueError where the shards are not of these parameters.
+    Raises ValueError if the shards are not of these parameters.
     """
     is_sharded = stage_of(shards) == 3
     masters, moments = (SHARDED_MASTERS, SHARDED_MOMENTS) if is_sharded else (FLAT_MASTERS, FLAT_MOMENTS)
@@ -104,7 +104,7 @@ def whole_groups(
         weights: by name.
         names: of the parameters of each group, in their order.
 
-    Raises ValueError where the states are of other parameters, or the parameters took different numbers of steps.
+    Raises ValueError if the states are of other parameters, or the parameters took different numbers of steps.
     """
     options = optimizer_state["param_groups"]
     if [len(group["params"]) for group in options] != list(map(len, names)):

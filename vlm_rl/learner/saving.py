@@ -35,9 +35,9 @@ class NonFiniteError(RuntimeError):
 
 
 def checkpoint_to_resume(run: RunDirectory, lock: RunLock, sets: Sequence[str]) -> ResumePoint | None:
-    """Take the lock of the run, and return its newest checkpoint that verifies, or None where there is none yet.
+    """Take the lock of the run, and return its newest checkpoint that verifies, or None if there is none yet.
 
-    Raises UserError where another process writes there, where there are checkpoints of which none verifies, and where
+    Raises UserError if another process writes there, where there are checkpoints of which none verifies, and where
     one of these training sets was prepared again.
     """
     lock.acquire()

@@ -67,7 +67,7 @@ class SelfCheck:
     def compare(self, policy: Policy, *, path: object) -> float:
         """Return by how much the policy's packed row differs from the reference, in nats per token.
 
-        Raises UserError where that is above `limit`.
+        Raises UserError if that is above `limit`.
         """
         groups = [_group(prompt, ids) for prompt, ids in zip(self.prompts, self.responses, strict=True)]
         row = pack_row(

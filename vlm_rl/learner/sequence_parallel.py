@@ -42,7 +42,7 @@ class RankGroup:
 
     size: int = 1
     place: int = 0  # of this rank in its group
-    links: Any = None  # torch's process group; None where this rank is alone
+    links: Any = None  # torch's process group; None if this rank is alone
 
     @property
     def number(self) -> int:
@@ -65,7 +65,7 @@ class RankGroup:
         return self.place == 0
 
     def share_of(self, num_tokens: int) -> RowShare | None:
-        """Return this rank's share of a row; None where it has the whole row."""
+        """Return this rank's share of a row; None if it has the whole row."""
         if self.size == 1:
             return None
         shortest, longer = divmod(num_tokens, self.size)
@@ -83,7 +83,7 @@ class RankGroup:
 def group_of_ranks(size: int) -> RankGroup:
     """Return this rank's group of so many neighbouring ranks. The first call is collective.
 
-    Raises UserError where the ranks are not a multiple of the size.
+    Raises UserError if the ranks are not a multiple of the size.
     """
     check_ranks(size, world_size())
     if size == 1:
@@ -198,7 +198,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def check_ranks(size: int, ranks: int) -> None:
-    """Raise UserError where the ranks of a run do not form groups of this size."""
+    """Raise UserError if the ranks of a run do not form groups of this size."""
     if ranks % size:
         raise UserError(
             f"{KEY} is {size}, and there {'are' if ranks > 1 else 'is'} {ranks} rank{'s' * (ranks > 1)}: so many "

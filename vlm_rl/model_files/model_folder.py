@@ -95,7 +95,7 @@ def check_model_folder(path: str | Path) -> None:
 def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
     """Return the file of the model's configuration and its content: the local folder's, else our copy of it.
 
-    Raises UserError where there is neither.
+    Raises UserError if there is neither.
     """
     local, shipped = Path(path) / "config.json", _shipped(path)
     for file in (local, shipped):
@@ -145,7 +145,7 @@ def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int
         response_tokens: of the longest response.
         settings: the names of the two settings that give these numbers, for the message.
 
-    Raises UserError where that is more than the model's context, and for a model without a context.
+    Raises UserError if that is more than the model's context, and for a model without a context.
     """
     context = context_of(model_config)
     wanted = prompt_tokens + response_tokens
@@ -241,7 +241,7 @@ def _shards(index: Path) -> list[str]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with a model's weights, which are those that transformers and vLLM load.
 
-    Raises UserError where the two would load different files: transformers prefers model.safetensors to an index,
+    Raises UserError if the two would load different files: transformers prefers model.safetensors to an index,
     and vLLM takes every *.safetensors unless there is an index.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

@@ -19,7 +19,7 @@ _BYTES = 4  # of a character in UTF-8, each of which becomes a character of its 
 
 
 def check_growth(file: Path) -> None:
-    """Raise UserError where the parts of a tokenizer.json, one after the other, multiply a text's length."""
+    """Raise UserError if the parts of a tokenizer.json, one after the other, multiply a text's length."""
     try:
         tree = read_object(file.read_bytes())
         parts = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")

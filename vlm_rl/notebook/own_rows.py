@@ -100,7 +100,7 @@ def _stamp(place: Path) -> list[Any]:
 
 
 def _table_bytes(data: Any, image_columns: set[str]) -> bytes:
-    """Return rows, a data frame or a data set as the bytes of a Parquet file. Raises UserError where it cannot be."""
+    """Return rows, a data frame or a data set as the bytes of a Parquet file. Raises UserError if it cannot be."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -63,7 +63,7 @@ def _name_of(item: Any, number: int) -> str:
 
 
 def _import_path(function: Callable[..., Any]) -> str:
-    """Return where another process can import a function from; "" where it cannot."""
+    """Return where another process can import a function from; "" if it cannot."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     there = getattr(sys.modules.get(module), name, None)
     return f"{module}.{name}" if module != "__main__" and there is function else ""
@@ -86,7 +86,7 @@ def new_configuration(
 ) -> tuple[Config, dict[str, Callable[..., Any]]]:
     """Return the configuration of a new run, and the functions that only this process has.
 
-    Raises UserError where the model does not fit on this machine, and for keys as `load_config` does.
+    Raises UserError if the model does not fit on this machine, and for keys as `load_config` does.
     """
     tree = {"out": str(out), **recipe_tree(model, train, evaluated, template=values.get("data.template"))}
     for name, (path, own) in functions.items():
@@ -102,7 +102,7 @@ def resumed_configuration(
 ) -> tuple[Config, dict[str, Callable[..., Any]]]:
     """Return the run's own configuration with what the call changes, and the functions that only this process has.
 
-    Raises UserError where the functions are not those of the run. What a resume may not change is refused later.
+    Raises UserError if the functions are not those of the run. What a resume may not change is refused later.
     """
     config = run.config()
     rewarded = {name for name, section in config.reward.functions.items() if section.path.startswith(CELL)}

@@ -72,7 +72,7 @@ def plan_runs(
         changes: returns key=value for what a run's configuration is changed in besides its own changes, from its
             place among the paper's runs and the configuration.
 
-    Raises UserError where a configuration is not there, or is not valid.
+    Raises UserError if a configuration is not there, or is not valid.
     """
     runs = []
     for place, run in enumerate(paper.runs):

@@ -76,7 +76,7 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
 
 
 def _stability(row: TableRow) -> dict[str, Any] | None:
-    """Return how steady our training run was, on the first set that it evaluates; None where nothing is known."""
+    """Return how steady our training run was, on the first set that it evaluates; None if nothing is known."""
     run = RunDirectory(row.folder)
     if row.rule == BASE or not (records := run.metrics()):
         return None
@@ -119,7 +119,7 @@ def _ours(summary: Mapping[str, Any], column: TableColumn) -> dict[str, Any]:
 
 
 def _part(summary: Mapping[str, Any], column: TableColumn) -> Mapping[str, Any] | None:
-    """Return the score of the part of the set that papers print; None where they print the whole set."""
+    """Return the score of the part of the set that papers print; None if they print the whole set."""
     if column.facet is None or "by" not in summary:
         return None
     facet, value = column.facet
@@ -164,7 +164,7 @@ def as_markdown(table: Mapping[str, Any]) -> str:
 
 
 def _stability_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table of our runs' stability; nothing where none has trained."""
+    """Return the table of our runs' stability; nothing if none has trained."""
     known = [(row, row["stability"]) for row in rows if row["stability"] is not None]
     if not known:
         return []
@@ -199,14 +199,14 @@ def _shown(cell: Mapping[str, Any]) -> str:
 
 
 def _pair(numbers: Mapping[str, Any], form: str, *, missing: str = NOT_MEASURED) -> str:
-    """Return a published number and ours as text; `missing` where there is none of ours."""
+    """Return a published number and ours as text; `missing` if there is none of ours."""
     published, ours = (numbers[key] for key in ("published", "ours"))
     shown = NO_SOURCE if published is None else format(published, form)
     return f"{shown} / {missing if ours is None else format(ours, form)}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None where a value is missing."""
+    """Return the mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 

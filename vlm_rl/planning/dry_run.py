@@ -194,7 +194,7 @@ def _teacher_parameters(config: Config) -> int:
 
 
 def _check_ranks(ranks: int, config: Config) -> None:
-    """Raise UserError where no rank is planned for, or the ranks form no engines or no groups that share a row."""
+    """Raise UserError if no rank is planned for, or the ranks form no engines or no groups that share a row."""
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
     check_ranks(config.train.sequence_parallel, ranks)

@@ -60,7 +60,7 @@ class ForeignFile:
 
 
 def read_foreign(path: Path) -> ForeignFile:
-    """Read a file of another trainer. Raises UserError where it cannot be read, or is none that is known."""
+    """Read a file of another trainer. Raises UserError if it cannot be read, or is none that is known."""
     if not path.is_file():
         raise UserError(f"--from {path} is not there: give a YAML file or a shell script of another trainer")
     if path.suffix in (".yaml", ".yml"):

@@ -33,7 +33,7 @@ _NONE_THERE = {  # what we do by default and they do not
 def init_from(options: argparse.Namespace) -> None:
     """Write the recipe and print what could not be converted, and the commands that follow.
 
-    Raises UserError where the file cannot be read, or names no model.
+    Raises UserError if the file cannot be read, or names no model.
     """
     source: Path = options.source
     file = read_foreign(source)

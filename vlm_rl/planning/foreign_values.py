@@ -77,7 +77,7 @@ def convert(file: ForeignFile, *, rows: int | None, processes: int | None) -> Co
 
     Args:
         file: of another trainer.
-        rows: of the training data; None where it is not known, so that passes over it are no number of steps.
+        rows: of the training data; None if it is not known, so that passes over it are no number of steps.
         processes: of the run; None for what the file says, or 1.
     """
     conversion = Conversion(file.trainer)

@@ -92,7 +92,7 @@ class Recipe:
 
 
 def init(options: argparse.Namespace) -> None:
-    """Write a recipe and print how to start it. Raises UserError where nothing fits."""
+    """Write a recipe and print how to start it. Raises UserError if nothing fits."""
     options.model, options.folder = _model(options.model)
     name = short_name(options.model) + ("_lora" if options.lora else "")
     file = options.out or Path(f"{options.data[0].resolve().name}_{name}.yaml")
@@ -124,7 +124,7 @@ def recipe_tree(
         evaluated: the sets to evaluate on.
         template: the run's data.template; None for the default.
 
-    Raises UserError where a set cannot be read, or nothing fits.
+    Raises UserError if a set cannot be read, or nothing fits.
     """
     name, folder = _model(model)
     options = argparse.Namespace(model=name, folder=folder, data=[*train], eval=[*evaluated], lora=False, gpus=None)
@@ -162,7 +162,7 @@ def _machine(gpus: int | None, gigabytes: float | None, nodes: int) -> Machine:
 
 
 def _facts(options: argparse.Namespace, template: str | None = None) -> DataFacts:
-    """Read the sets, as training will. Raises UserError where it would refuse them.
+    """Read the sets, as training will. Raises UserError if it would refuse them.
 
     `template` is data.template; None is the default.
     """
@@ -230,7 +230,7 @@ def fitting_recipe(
     """Return a recipe that fits the machine, and how it fits.
 
     Prefer an engine with room for a whole group of full length, then long responses, then what costs least time.
-    Raises UserError where nothing fits.
+    Raises UserError if nothing fits.
     """
     card = Card.here(max(machine.gpus, 1), emptied=True)
     if machine.gpus:

@@ -41,7 +41,7 @@ class Memory:
 
     weights: int = 0
     gradients: int = 0  # with the float32 sums of what this rank holds of them
-    optimizer: int = 0  # moments and float32 master weights; 0 where they are in host memory
+    optimizer: int = 0  # moments and float32 master weights; 0 if they are in host memory
     activations: int = 0  # of one full packed row, or this rank's share of it, with all of its images
     head: int = 0  # chunks of logits; the head's weight gradient in float32, and one product for it
     buckets: int = 0  # what DeepSpeed collects gradients in before it sums them over the ranks

@@ -35,7 +35,7 @@ def print_dry_run(
         plan: what is printed.
         card: of each rank, to say whether the plan fits; None leaves that out.
         resumes: whether the plan is for a run that is resumed, most of whose keys stay.
-        hours: a line about the duration; "" where nothing is known.
+        hours: a line about the duration; "" if nothing is known.
         shows_deepspeed: whether the DeepSpeed block follows, as JSON.
     """
     console, samples, room = make_console(), plan.samples, plan.disk_room

@@ -45,13 +45,13 @@ def is_resumable(key: str) -> bool:
 
 
 def fitting_remedies(fit: Fit, may_change: MayChange = any_key) -> list[Remedy] | None:
-    """Return few remedies with which a run fits on as many ranks; None where none were found."""
+    """Return few remedies with which a run fits on as many ranks; None if none were found."""
     chosen, reduced = reduced_by(fit, may_change)
     return chosen if reduced.ok else None
 
 
 def fitting_ranks(fit: Fit) -> int | None:
-    """Return the fewest ranks, more than now, on which a run fits with its settings; None where none were found."""
+    """Return the fewest ranks, more than now, on which a run fits with its settings; None if none were found."""
     more = (plan for ranks, plan in fit.plan.by_ranks().items() if ranks > fit.plan.num_ranks)
     return next((plan.num_ranks for plan in more if fits(plan, fit.card, responses=fit.responses).ok), None)
 
@@ -86,7 +86,7 @@ def _helps(changed: Fit, current: Fit, part: MemoryPart) -> bool:
 
 
 def with_remedies(fit: Fit, chosen: Sequence[Remedy]) -> Fit | None:
-    """Return how a run fits with these remedies; None where its settings and theirs do not go together."""
+    """Return how a run fits with these remedies; None if its settings and theirs do not go together."""
     values = {key: value for remedy in chosen for key, value in remedy.values.items()}
     plan = fit.plan
     try:

@@ -1,6 +1,6 @@
 """What accuracy would be without looking, and without training: the controls of a run, and what they allow to say.
 
-`controls.json` of a run, where there is one, holds accuracies in [0, 1] under these keys, each optional: trained (the
+`controls.json` of a run, if there is one, holds accuracies in [0, 1] under these keys, each optional: trained (the
 trained policy on the real images), blank_images, shuffled_images, blank_crops (its tool shows nothing), without_tool
 (made to answer without it), best_constant (the best constant guess), untrained (before training, free) and
 forced_scan (before training, the first words of a careful trace forced).

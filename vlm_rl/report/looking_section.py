@@ -29,7 +29,7 @@ _COLUMNS = ["prompt_id", "verdict", "length", "tokens", "visual_dependence"]
 
 
 def looking_section(runs: Sequence[RunCurves]) -> PageSection | None:
-    """Return curves of S_t by place and verdict, and coloured responses; None where no run knows S_t."""
+    """Return curves of S_t by place and verdict, and coloured responses; None if no run knows S_t."""
     charts, responses, said = [], [], []
     for run in runs:
         suffix = f": {run.name}" if len(runs) > 1 else ""

@@ -28,7 +28,7 @@ _CHART = {"width": 296, "height": 290}  # pixels of a chart's axes
 def write_readme_figure(run: RunDirectory, out: Path) -> Path:
     """Write the picture (PNG, 2400 x 960 pixels) of a run with two evaluations of a benchmark, and return `out`.
 
-    Raises UserError where the run has no rollouts or nothing to compare.
+    Raises UserError if the run has no rollouts or nothing to compare.
     """
     curves = RunCurves(run.open())
     compared = next((results for results in curves.evals.values() if len(results) > 1), None)

@@ -155,7 +155,7 @@ def _scores(run: RunCurves) -> dict[str, list[Score]]:
 
 
 def _intervals(before: Score, after: Score, text: Callable[[Score], str]) -> str:
-    """Return the intervals of the two scores in words; empty where none is known."""
+    """Return the intervals of the two scores in words; empty if none is known."""
     if not text(after):
         return ""
     if before is after or not text(before):

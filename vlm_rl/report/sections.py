@@ -143,7 +143,7 @@ def _decile_stretches(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[str, str]] | None:
     """Return the mean shares over the first and the last quarter of the steps, with a label for each.
 
-    They are those of the metrics PREFIX/positive/decile_1 to PREFIX/negative/decile_10; None where none is logged.
+    They are those of the metrics PREFIX/positive/decile_1 to PREFIX/negative/decile_10; None if none is logged.
     """
     steps = np.array([record["step"] for record in run.metrics], dtype=np.float64)
     shares = {
@@ -223,7 +223,7 @@ def _by_difficulty(runs: Sequence[RunCurves]) -> list[CurveFigure]:
 
 
 def _weighted_difficulty(runs: Sequence[RunCurves]) -> list[CurveFigure]:
-    """Return HA-DW's belief beside the accuracy that it follows, and its mean weights; none where no run uses it."""
+    """Return HA-DW's belief beside the accuracy that it follows, and its mean weights; none if no run uses it."""
     belief, weights = [], []
     for color, run in _colored(runs):
         if not run.config.algorithm.hadw.enabled:
@@ -275,7 +275,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
 
 
 def _clipped_by_length(runs: Sequence[RunCurves]) -> Markup:
-    """Return a chart per run of the clipped share of tokens by length and sign; nothing where none is clipped."""
+    """Return a chart per run of the clipped share of tokens by length and sign; nothing if none is clipped."""
     cards = []
     for run in runs:
         stretches = _decile_stretches(run, "clip_ratio")
@@ -302,7 +302,7 @@ def time_section(runs: Sequence[RunCurves]) -> PageSection:
 
 
 def _speed_text(runs: Sequence[RunCurves], run: RunCurves) -> str:
-    """Return how fast a run was, as the mean over its steps; empty where it was not logged."""
+    """Return how fast a run was, as the mean over its steps; empty if it was not logged."""
     kinds = {
         "speed/rollout_tokens": "{:,.0f} tokens a second in rollouts",
         "speed/update_tokens": "{:,.0f} in updates",
@@ -362,7 +362,7 @@ def count_of_steps(count: int) -> str:
 
 
 def interval_text(score: Score) -> str:
-    """Return a score's interval; empty where none was stored."""
+    """Return a score's interval; empty if none was stored."""
     return "" if math.isnan(score.low) else f"{100 * score.low:.1f}–{100 * score.high:.1f} %"
 
 

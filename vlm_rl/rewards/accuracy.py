@@ -70,7 +70,7 @@ class AccuracyPart:
 
 
 def check_boxes(problems: Iterable[Problem], part: AccuracyPart | None, *, remedy: str) -> None:
-    """Raise UserError where answers are gold boxes, and nothing but a comparison of texts would judge them."""
+    """Raise UserError if answers are gold boxes, and nothing but a comparison of texts would judge them."""
     if part is None and (boxed := [problem.id for problem in problems if is_answered_by_boxes(problem)]):
         raise UserError(
             f"the answers of {len(boxed)} problems, such as {boxed[0]!r}, are boxes, which nobody writes to the same "

@@ -58,7 +58,7 @@ class CellFunction:
 
         The arguments are those of UserFunction. Between two calls, `is_stopped` may end the batch; the values that
         are missing are then 0.
-        Raises UserError where a call took too long, and where the function fails and `stops_run` is set.
+        Raises UserError if a call took too long, and where the function fails and `stops_run` is set.
         """
         with ThreadPoolExecutor(1) as pool:  # where no event loop runs: a notebook's runs in the main thread
             return pool.submit(self._answer, calls, groups, is_stopped).result()
@@ -99,7 +99,7 @@ class _AbandonedError(Exception):
 
 
 def cell_function(functions: Mapping[str, Callable[..., Any]], path: str, key: str) -> Callable[..., Any]:
-    """Return the function of a path such as cell:NAME. Raises UserError where this process does not have it."""
+    """Return the function of a path such as cell:NAME. Raises UserError if this process does not have it."""
     name = path.removeprefix(CELL)
     if name not in functions:
         raise UserError(

@@ -84,7 +84,7 @@ def _upright(x1: float, y1: float, x2: float, y2: float) -> Box:
 
 
 def read_point(text: str) -> tuple[float, float] | None:
-    """Return the only point that a text gives, as it is written; None where there is none, or several that differ."""
+    """Return the only point that a text gives, as it is written; None if there is none, or several that differ."""
     text = _plain(text)
     for pattern in (_KEYED_POINT, _BARE_POINT):
         if given := {*_matches(pattern, text)}:

@@ -92,7 +92,7 @@ class FunctionCaller:
     """Calls a function as its signature asks for, and replies with a value or a fault for each response."""
 
     def __init__(self, function: Callable[..., Any], *, timeout: float) -> None:
-        """Read the signature. Raises UserError where it asks for what no call has.
+        """Read the signature. Raises UserError if it asks for what no call has.
 
         Args:
             function: the user's.

@@ -128,7 +128,7 @@ class UserFunction:
             groups: the number of each one's group, those of one behind one another; empty: all are of one.
             is_stopped: once it says so the process is killed, and the values that are missing are 0.
 
-        Raises UserError where the function fails and `stops_run` is set.
+        Raises UserError if the function fails and `stops_run` is set.
         """
 
         def has_stopped() -> bool:
@@ -209,7 +209,7 @@ class _Process:
     """One process that has imported one function."""
 
     def __init__(self, function: str, *, key: str, timeout: float) -> None:
-        """Start it. Raises UserError where the function cannot be imported."""
+        """Start it. Raises UserError if the function cannot be imported."""
         self.timeout = timeout
         self.one_at_a_time, self.takes_groups = True, False
         self._connection, theirs = Pipe()

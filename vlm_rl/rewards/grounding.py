@@ -51,7 +51,7 @@ def open_grounding(name: str, setup: RewardSetup) -> Iterator[Part]:
 
 
 def iou(a: Box, b: Box) -> float:
-    """Return the area that two boxes share over the area that they cover, 0 to 1; 0 where a box has no area."""
+    """Return the area that two boxes share over the area that they cover, 0 to 1; 0 if a box has no area."""
     shared = Box(max(a.x1, b.x1), max(a.y1, b.y1), min(a.x2, b.x2), min(a.y2, b.y2)).area
     covered = a.area + b.area - shared
     return shared / covered if shared > 0 else 0.0
@@ -93,7 +93,7 @@ class GroundingReward:
     """The rewards `iou` and `point_in_box`: compares what a response gives with the problem's gold box."""
 
     def __init__(self, name: str, config: GroundingConfig, *, template: Template, model_type: str) -> None:
-        """Choose the coordinates. Raises UserError where those of the model's family are not known.
+        """Choose the coordinates. Raises UserError if those of the model's family are not known.
 
         Args:
             name: iou or point_in_box, as in the configuration.
@@ -114,7 +114,7 @@ class GroundingReward:
         self._template = template
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """Raise UserError where no problem has a gold box."""
+        """Raise UserError if no problem has a gold box."""
         if not any(map(gold_boxes, problems)):
             raise UserError(
                 f"reward.{self._name} is on, but no problem of data.train has a gold box: prepare the set with a box "
@@ -122,7 +122,7 @@ class GroundingReward:
             )
 
     def outcome(self, problem: Problem, text: str, size: tuple[int, int]) -> Outcome:
-        """Return the reward of a response, 0 to 1; 0 where it gives nothing, None for a problem without a gold box.
+        """Return the reward of a response, 0 to 1; 0 if it gives nothing, None for a problem without a gold box.
 
         Args:
             problem: its `meta["box"]` is the gold.

@@ -45,7 +45,7 @@ def open_judge(name: str, setup: RewardSetup) -> Iterator[Part]:
 
 
 def read_score(text: str, config: JudgeConfig) -> float | None:
-    """Return the judge's score as 0 to 1, or None where the reply holds none between `lowest` and `highest`.
+    """Return the judge's score as 0 to 1, or None if the reply holds none between `lowest` and `highest`.
 
     What a reasoning model writes before `</think>` is left out. In `8/10` and `8 out of 10` the score is 8, if 10 is
     the highest.
@@ -68,7 +68,7 @@ class Judge:
     """Asks for scores."""
 
     def __init__(self, config: JudgeConfig, *, cache: Path) -> None:
-        """Read the prompt file and the API key. Raises UserError where one is missing or cannot be used."""
+        """Read the prompt file and the API key. Raises UserError if one is missing or cannot be used."""
         self._config = config
         self._prompt = read_prompt(Path(config.prompt))
         key = read_key(config.api_key_env, setting="reward.judge.api_key_env")
@@ -83,7 +83,7 @@ class Judge:
     def verdicts(self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False) -> list[PartVerdict]:
         """Return a verdict for each response, in order. Once `is_stopped` says so, those that are missing have 0.
 
-        Raises OSError where the cache cannot be written.
+        Raises OSError if the cache cannot be written.
         """
         replies = self._batch.ask(calls, body_of=self._body, is_stopped=is_stopped)
         return [PartVerdict(self._outcome(reply), reply.cost) for reply in replies]

@@ -76,7 +76,7 @@ class RewardFunction:
         judge_cache: Path = Path("judge_cache"),
         functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
-        """Open the parts that are on. Raises UserError where one cannot be used.
+        """Open the parts that are on. Raises UserError if one cannot be used.
 
         Args:
             config: the parts and their weights.
@@ -104,7 +104,7 @@ class RewardFunction:
         self._accuracy = next(judges, None)  # at most one, as the configuration has checked
 
     def check_golds(self, problems: Sequence[Problem]) -> None:
-        """Raise UserError where a part is not for these problems, such as one for boxes where no problem has any.
+        """Raise UserError if a part is not for these problems, such as one for boxes where no problem has any.
 
         And where answers are programs, and this machine cannot run them in a sandbox, or boxes that are only compared
         as texts.
@@ -115,7 +115,7 @@ class RewardFunction:
             part.check(problems)
 
     def check_names(self, names: Iterable[str], *, key: str) -> None:
-        """Raise UserError where the configuration's `key` names a part that this reward does not have."""
+        """Raise UserError if the configuration's `key` names a part that this reward does not have."""
         known = [*(part.name for part in self._parts), *(["group_length"] if self._has_group_length else [])]
         for name in names:
             if name not in known:
@@ -199,7 +199,7 @@ def open_accuracy(
     judge_cache: Path,
     functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> AccuracyPart | None:
-    """Open the part with the role accuracy alone, for an evaluation; None where the grader decides.
+    """Open the part with the role accuracy alone, for an evaluation; None if the grader decides.
 
     Args:
         config: the reward, at most one of whose parts has that role.
@@ -208,7 +208,7 @@ def open_accuracy(
         judge_cache: folder of the judge's replies, where the configuration names none.
         functions: of this process, by the name behind cell: in their paths.
 
-    Raises UserError where the part cannot be used.
+    Raises UserError if the part cannot be used.
     """
     name = config.accuracy_part
     if name is None:

@@ -36,7 +36,7 @@ class RewardModel:
     """Asks for probabilities."""
 
     def __init__(self, config: RewardModelConfig, *, cache: Path) -> None:
-        """Read the API key. Raises UserError where it cannot be used."""
+        """Read the API key. Raises UserError if it cannot be used."""
         self._config = config
         key = read_key(config.api_key_env, setting="reward.reward_model.api_key_env")
         endpoint = ChatEndpoint(config.url, key=key, called="the reward model", timeouts=Timeouts(config.timeout))
@@ -51,7 +51,7 @@ class RewardModel:
     def verdicts(self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False) -> list[PartVerdict]:
         """Return a verdict for each response, in order. Once `is_stopped` says so, those that are missing have 0.
 
-        Raises OSError where the cache cannot be written.
+        Raises OSError if the cache cannot be written.
         """
         replies = self._batch.ask(calls, body_of=self._body, is_stopped=is_stopped)
         return [PartVerdict(self._outcome(reply)) for reply in replies]

@@ -16,6 +16,6 @@ def missing_vllm(problem: str) -> UserError:
 
 
 def check_vllm_is_there() -> None:
-    """Raise UserError where vLLM is not installed. It is not imported."""
+    """Raise UserError if vLLM is not installed. It is not imported."""
     if find_spec("vllm") is None:
         raise missing_vllm("vLLM is not installed")

@@ -39,7 +39,7 @@ class PartialBatch:
         return self._missing == 0
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Return (group, response) of every response to continue, in order; none where enough groups are complete."""
+        """Return (group, response) of every response to continue, in order; none if enough groups are complete."""
         if self.is_enough:
             return []
         return [
@@ -68,7 +68,7 @@ class PartialBatch:
         Args:
             index: of its group.
             g: its place in the group.
-            ids: the new tokens; none where the call ended before its turn.
+            ids: the new tokens; none if the call ended before its turn.
             logprobs: of these, as they were sampled.
             version: the policy version that sampled them.
         """

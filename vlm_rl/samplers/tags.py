@@ -24,7 +24,7 @@ def settle_tags(builder: PromptBuilder, sampler: Sampler, *, context: int, seed:
     """Choose between the two spellings of the tags by what the model answers to three questions; all ranks together.
 
     They are spelled as plain text where clearly more responses then begin with <think>. A checkpoint's tokenizer
-    keeps the choice. Returns a line, or "" where nothing changes.
+    keeps the choice. Returns a line, or "" if nothing changes.
 
     Args:
         builder: changed in place. One whose tags are not in doubt asks nothing.

@@ -392,7 +392,7 @@ class _Encoded:
 
     cache: RoomyCache
     logits: Tensor  # [B, V] after the last token
-    mask: Tensor | None  # [B, T], 0 where padded; None where no row is
+    mask: Tensor | None  # [B, T], 0 where padded; None if no row is
     next_position: Tensor  # [B] on the CPU or the device: position of the first response token
     experts: Sequence[np.ndarray] = ()  # [P, layers, K] of each prompt that was read, where routing is recorded
 

@@ -81,7 +81,7 @@ def decode(tree: Any) -> Any:
 
 
 def spread(keys: list[Any]) -> list[Any]:
-    """Return the keys of a set or dict. Raises ValueError where many share a hash: it would take long to make."""
+    """Return the keys of a set or dict. Raises ValueError if many share a hash: it would take long to make."""
     shared = Counter(map(hash, keys)).values() if len(keys) > _FEW_KEYS else ()
     if sum(count * (count - 1) for count in shared) > _MOST_PAIRS:
         raise ValueError("too many keys share a hash")

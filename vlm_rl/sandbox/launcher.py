@@ -185,7 +185,7 @@ def keep(plan: dict[str, Any], request: dict[str, Any], files: dict[str, bytes],
         stdin: what it reads.
         proc: a descriptor of /proc, which is closed.
 
-    Raises RefusedError where a wall cannot be built.
+    Raises RefusedError if a wall cannot be built.
     """
     limits = request["limits"]
     user, group = os.geteuid(), os.getegid()
@@ -354,7 +354,7 @@ def install_filter(program: bytes) -> None:
 
 
 def call(what: str, function: Any, *arguments: Any) -> None:
-    """Make a call of the C library. Raises RefusedError where it fails."""
+    """Make a call of the C library. Raises RefusedError if it fails."""
     if function(*arguments):
         raise RefusedError(f"{what}: {os.strerror(ctypes.get_errno())}")
 
@@ -364,13 +364,13 @@ def mount(what: str, source: str | None, target: str, kind: str | None, flags: i
 
     Args:
         what: is mounted, for the message.
-        source: of the mount; None where it has none.
+        source: of the mount; None if it has none.
         target: the folder.
-        kind: of the file system; None where it is known.
+        kind: of the file system; None if it is known.
         flags: MS_...
         options: of the file system.
 
-    Raises RefusedError where it fails.
+    Raises RefusedError if it fails.
     """
     encoded = [None if text is None else text.encode() for text in (source, target, kind)]
     call(what, _LIBC.mount, *encoded, ctypes.c_ulong(flags), options.encode() or None)
@@ -386,7 +386,7 @@ def map_user(folder: str, proc: int | None, user: int, group: int, *, inside: in
         group: number of the group outside.
         inside: number of both in the namespace.
 
-    Raises RefusedError where the kernel does not allow it.
+    Raises RefusedError if the kernel does not allow it.
     """
     for name, text in (
         ("setgroups", "deny"),

@@ -108,7 +108,7 @@ PROBES: tuple[tuple[Program, Callable[[ProgramRun], str]], ...] = (
 
 
 def check_machine() -> None:
-    """Raise UserError where the walls do not exist for this kind of machine."""
+    """Raise UserError if the walls do not exist for this kind of machine."""
     if sys.platform != "linux":
         raise UserError(
             f"programs are not run here: the sandbox is made of Linux's namespaces, and this is {sys.platform}. "

@@ -51,7 +51,7 @@ class ProgramRun:
     """How a program ended and what it wrote."""
 
     ending: Literal["ended", "time", "output"]  # by itself or by a limit of the kernel, or killed for one of the two
-    code: int | None  # the exit code, or minus the signal; None where it was killed for time or output
+    code: int | None  # the exit code, or minus the signal; None if it was killed for time or output
     stdout: bytes
     stderr: bytes
     seconds: float

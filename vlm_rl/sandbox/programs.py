@@ -64,7 +64,7 @@ class Sandbox:
     def check(self) -> None:
         """Build the walls and prove each, if that is not done yet.
 
-        Raises UserError where this machine cannot build them or one does not hold; it says which, and what to do.
+        Raises UserError if this machine cannot build them or one does not hold; it says which, and what to do.
         """
         with self._lock:
             if not self._is_proved:
@@ -81,7 +81,7 @@ class Sandbox:
     def run(self, program: Program) -> ProgramRun:
         """Run one program.
 
-        Raises UserError where there are no walls, and SandboxError where the sandbox fails twice.
+        Raises UserError if there are no walls, and SandboxError where the sandbox fails twice.
         """
         self.check()
         return self._run(program)
@@ -140,7 +140,7 @@ class _Launcher:
     """The process that builds the walls (launcher.py) and runs one program at a time."""
 
     def __init__(self) -> None:
-        """Start it. Raises UserError where the kernel refuses a wall."""
+        """Start it. Raises UserError if the kernel refuses a wall."""
         program = Path(__file__).with_name("launcher.py")
         filter_of_calls = system_calls.filter_program().hex()
         plan = {

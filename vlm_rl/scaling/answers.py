@@ -156,7 +156,7 @@ def write_plot(
         basis: (what, taken as) of everything that the numbers rest on.
         out: a .png, or else a page of HTML.
 
-    Raises UserError where it cannot be written.
+    Raises UserError if it cannot be written.
     """
     charts = {f"{gpus} GPUs": _chart(divisions) for gpus, divisions in answers.items()}
     drawn = {title: spec for title, spec in charts.items() if spec is not None}
@@ -187,7 +187,7 @@ def write_plot(
 
 
 def _drawn(spec: vega.Spec | None, gpus: int) -> Markup:
-    """Return a chart under its title; nothing where nothing fits."""
+    """Return a chart under its title; nothing if nothing fits."""
     title = f"Responses a second on {gpus} GPUs"
     return card(title, vega.embed(spec, title)) if spec is not None else Markup()
 

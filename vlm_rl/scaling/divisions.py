@@ -30,7 +30,7 @@ class Division:
     misfits: tuple[str, ...] = ()
     places: int = 0  # responses that an engine samples at once
     efficiency: float = 0.0  # of the update, among its ranks
-    pace: Pace | None = None  # None where it does not fit
+    pace: Pace | None = None  # None if it does not fit
     responses_per_second: float = 0.0
 
     @property
@@ -111,7 +111,7 @@ class Workload:
 def plans(config: Config, gpus: Sequence[int]) -> tuple[DryRun, DryRun]:
     """Return the dry runs of a configuration colocated and with servers, whatever its own sampler is.
 
-    Raises UserError where training would refuse the configuration.
+    Raises UserError if training would refuse the configuration.
     """
     rollout, shared = config.rollout, config.rollout.tensor_parallel
     own = rollout.sampler == "server"
@@ -174,7 +174,7 @@ def again(work: Workload, divisions: Sequence[Division]) -> list[Division]:
 
 
 def best_of(divisions: Sequence[Division]) -> Division | None:
-    """Return the division with the most responses a second; None where none fits.
+    """Return the division with the most responses a second; None if none fits.
 
     Of those within 2 % of it, the one with the youngest tokens, and then with the fewest cards for servers.
     """

@@ -16,7 +16,7 @@ _OPTIONS = ("run", "run_gpus", "lengths", "decode_tokens_per_second", "learner_t
 
 
 def hours_line(plan: DryRun, gigabytes: float) -> str:
-    """Return about how long the run of a plan takes on its cards; "" where that cannot be said.
+    """Return about how long the run of a plan takes on its cards; "" if that cannot be said.
 
     That is where it does not fit, where rollouts come from servers or are carried over, and on a CPU, whose speed
     nobody has assumed.

@@ -80,7 +80,7 @@ def check_measures(config: Config) -> None:
 def groups_of_run(run: RunDirectory, *, responses: int) -> np.ndarray:
     """Return the lengths [groups, G] of a run's last quarter of stored steps.
 
-    Raises UserError where none are stored.
+    Raises UserError if none are stored.
     """
     steps = run.rollout_steps()
     if not steps:
@@ -90,7 +90,7 @@ def groups_of_run(run: RunDirectory, *, responses: int) -> np.ndarray:
 
 
 def lengths_of_step(run: RunDirectory, step: int, *, responses: int) -> np.ndarray:
-    """Return the lengths [groups, G] of the responses of one step. Raises UserError where groups are not whole."""
+    """Return the lengths [groups, G] of the responses of one step. Raises UserError if groups are not whole."""
     lengths = run.rollouts(step, ["length"])["length"].to_numpy()
     if len(lengths) % responses:
         raise UserError(

@@ -79,7 +79,7 @@ def measured_rates(
         ranks: of its learner.
         prompts_of: makes up the tokens of so many prompts, which a run does not store.
 
-    Raises UserError where fewer than two steps are logged, or none has its responses.
+    Raises UserError if fewer than two steps are logged, or none has its responses.
     """
     config = run.config()
     stored = set(run.rollout_steps())

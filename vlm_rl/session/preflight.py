@@ -133,7 +133,7 @@ def _with_model_folder(config: _AnyConfig, begun: RunDirectory | None, *, weight
 def _with_start(config: _AnyConfig, *, resume: bool) -> _AnyConfig:
     """Put the folder of a checkpoint in the place of train.start_from; a resume may no longer need it.
 
-    Raises UserError where there is no such checkpoint, and where it is of the run itself.
+    Raises UserError if there is no such checkpoint, and where it is of the run itself.
     """
     if (start := config.train.start_from) is None:
         return config
@@ -172,7 +172,7 @@ def _checks(
 
 
 def _check_groups(config: Config) -> None:
-    """Raise UserError where no step could teach anything."""
+    """Raise UserError if no step could teach anything."""
     if config.rollout.responses_per_prompt == 1:
         raise UserError(
             "rollout.responses_per_prompt is 1: a response is compared with the others to its prompt, so every "
@@ -186,7 +186,7 @@ def _check_groups(config: Config) -> None:
 
 
 def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel") -> None:
-    """Raise UserError where torchrun's ranks on this machine are not a multiple of the size of an engine."""
+    """Raise UserError if torchrun's ranks on this machine are not a multiple of the size of an engine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks % size:
         raise UserError(
@@ -196,7 +196,7 @@ def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel
 
 
 def _check_ranks_share_rows(size: int) -> None:
-    """Raise UserError where torchrun's ranks do not form groups of train.sequence_parallel."""
+    """Raise UserError if torchrun's ranks do not form groups of train.sequence_parallel."""
     if size > 1:
         from vlm_rl.learner.sequence_parallel import check_ranks  # takes seconds, as all of the learner
 
@@ -204,5 +204,5 @@ def _check_ranks_share_rows(size: int) -> None:
 
 
 def check_resumable(run: RunDirectory, config: Config | SftConfig) -> None:
-    """Raise UserError where there is no run, or one whose configuration differs in a key that a resume keeps."""
+    """Raise UserError if there is no run, or one whose configuration differs in a key that a resume keeps."""
     check_unchanged(run.path, run.open().any_config(), config)

@@ -120,7 +120,7 @@ class Run:
     def join_ranks(self) -> torch.device:
         """Join the other ranks, and return this rank's device.
 
-        Raises UserError where a rank has a different configuration, where 4 bits are asked for in vain, and where
+        Raises UserError if a rank has a different configuration, where 4 bits are asked for in vain, and where
         ranks do not form the groups that compute rows together.
         """
         check_quantization(self._config.model)
@@ -131,7 +131,7 @@ class Run:
         return device
 
     def find_checkpoint(self) -> None:
-        """Find what a resume continues from, and acquire its lock; or refuse a new run where there is one already.
+        """Find what a resume continues from, and acquire its lock; or refuse a new run if there is one already.
 
         Rank 0 looks and tells the others: a shared file system may show them the files later. This is quick, and
         comes before the model is loaded, which may take minutes.
@@ -177,7 +177,7 @@ class Run:
         return builder
 
     def check_disk(self, policy: Policy, device: torch.device) -> None:
-        """Raise UserError where the disk has no room for the checkpoints of this policy."""
+        """Raise UserError if the disk has no room for the checkpoints of this policy."""
         self._room = from_main(lambda: disk_room(self._config, policy, on_gpu=device.type == "cuda"))
 
     # -- from here on the folder is written ----------------------------------------------------------
@@ -215,7 +215,7 @@ class Run:
         return self._checkpoint is not None or self._start is not None
 
     def restore(self, learner: Learner, order: PromptOrder, ledger: Ledger) -> ResumePoint | None:
-        """Load what a checkpoint holds of every run. Returns the checkpoint; None where the run begins at step 0.
+        """Load what a checkpoint holds of every run. Returns the checkpoint; None if the run begins at step 0.
 
         Of another run's checkpoint that is weights and optimizer.
         """
@@ -352,7 +352,7 @@ class Run:
             step: that `save` writes a checkpoint of.
             save: writes it.
 
-        Raises UserError where another machine has taken the folder over, and KeyboardInterrupt after a
+        Raises UserError if another machine has taken the folder over, and KeyboardInterrupt after a
         second Ctrl-C.
         """
         self._interrupts.check()

@@ -117,7 +117,7 @@ class SupervisedTraining:
         return builder
 
     def _check_that_one_fits(self) -> None:
-        """Raise UserError where every example is too long: taking them would never end."""
+        """Raise UserError if every example is too long: taking them would never end."""
         data = self.config.data
         if any(map(self._fits, self.examples)):
             return
@@ -128,7 +128,7 @@ class SupervisedTraining:
         )
 
     def _fitting(self, name: str, examples: list[Example]) -> list[Example]:
-        """Return the held-out examples that are short enough. Raises UserError where none is."""
+        """Return the held-out examples that are short enough. Raises UserError if none is."""
         fitting = [example for example in examples if self._fits(example)]
         if not fitting:
             raise UserError(

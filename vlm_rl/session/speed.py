@@ -101,7 +101,7 @@ class Speed:
         return self._a_token * tokens + self._a_sampled_token * sampled + attention
 
     def warning(self) -> str | None:
-        """Return, once, a line that the card is almost full; None where it is not. Collective calls are not made."""
+        """Return, once, a line that the card is almost full; None if it is not. Collective calls are not made."""
         if self._has_warned or self._share <= FULL or rank() != 0:
             return None
         self._has_warned = True

@@ -19,7 +19,7 @@ from vlm_rl.run.checkpoint_names import find_checkpoint
 def check_start(config: Config | SftConfig) -> ResumePoint:
     """Return the checkpoint of train.start_from, and what its manifest holds.
 
-    Raises UserError where it is damaged, and where its optimizer does not fit the model of this run.
+    Raises UserError if it is damaged, and where its optimizer does not fit the model of this run.
     """
     assert config.train.start_from is not None
     run, folder = find_checkpoint(Path(config.train.start_from))
@@ -52,7 +52,7 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
 
 
 def _different_shape(one: Path, other: Path) -> str | None:
-    """Say in which parameter two models differ; None where they have the same names and shapes."""
+    """Say in which parameter two models differ; None if they have the same names and shapes."""
     shapes, others = _shapes(one), _shapes(other)
     for name in [*shapes, *others]:
         if (size := shapes.get(name)) != (its := others.get(name)):

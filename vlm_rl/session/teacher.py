@@ -120,7 +120,7 @@ def load_teacher(
     is_stopped: Callable[[], bool],
     note: Callable[[str], None],
 ) -> Teacher | None:
-    """Load the teacher that the configuration names, on all ranks together; None where it names none.
+    """Load the teacher that the configuration names, on all ranks together; None if it names none.
 
     With adapters the model that the run began with is in memory already, and servers score with their own.
 

@@ -163,7 +163,7 @@ class Watch:
 
 
 def _bytes_transferred() -> int:
-    """Return how many bytes this process has read and written; 0 where the system does not tell."""
+    """Return how many bytes this process has read and written; 0 if the system does not tell."""
     with suppress(OSError, ValueError):
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))

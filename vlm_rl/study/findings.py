@@ -31,7 +31,7 @@ class Movement:
 
 
 def movement(results: StudyResults, name: str) -> Movement | None:
-    """Return how a metric moved; None where no run has it at both ends."""
+    """Return how a metric moved; None if no run has it at both ends."""
     pairs = {}
     for run in results.runs:
         if name in run.curves:

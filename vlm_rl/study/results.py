@@ -148,7 +148,7 @@ def collect(study: Study, planned: Sequence[Planned]) -> StudyResults:
 
 
 def missing_reason(planned: Planned) -> str:
-    """Return why some numbers of a run are not recorded yet; empty where all are."""
+    """Return why some numbers of a run are not recorded yet; empty if all are."""
     run, config = RunDirectory(planned.out), planned.config
     if not (planned.out / "config.yaml").is_file():
         return "not started"

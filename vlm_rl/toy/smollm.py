@@ -36,7 +36,7 @@ def gguf_file() -> Path:
 def make_smollm(out: Path) -> Path:
     """Write the model folder `out`, whole or not at all, unless it exists, and return it.
 
-    Raises UserError where the wheel is not installed.
+    Raises UserError if the wheel is not installed.
     """
     if out.is_dir():
         return out

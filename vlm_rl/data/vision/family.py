@@ -53,11 +53,11 @@ class VisionFamily(Protocol):
         ...
 
     def patch_size(self, processor: Any) -> int | None:
-        """Return the pixels of a patch's side where images lie on a grid of patches; None where any size will do."""
+        """Return the pixels of a patch's side where images lie on a grid of patches; None if any size will do."""
         ...
 
     def check_limits(self, processor: Any, *, min_pixels: int, max_pixels: int) -> None:
-        """Raise UserError where images cannot be brought between these pixels."""
+        """Raise UserError if images cannot be brought between these pixels."""
         ...
 
     def fit(self, image: Image.Image, *, processor: Any, min_pixels: int, max_pixels: int) -> Image.Image:

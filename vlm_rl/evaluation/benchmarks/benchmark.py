@@ -150,7 +150,7 @@ class BenchmarkFiles:
     tables: tuple[str, ...]  # where the annotated rows are: glob patterns, tried in order, which may hold {split}
     # split -> the files that make it, all of them; such a benchmark has no use for `tables` but a single file
     split_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
+    splits: tuple[str, ...] = ("",)  # the first is the default; "" if there is only one
     num_rows: tuple[int, ...] = ()  # published numbers of rows, of each split or edition
     image_folder: str = ""  # where images that the rows name are, beside the table
     has_trials: bool = False  # every file that fits `tables` is a trial of its own

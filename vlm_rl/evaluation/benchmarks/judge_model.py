@@ -122,14 +122,14 @@ def open_judge(
     """Return the judge of --judge, or None without one.
 
     Args:
-        url: of the server; None where no judge is asked for.
+        url: of the server; None if no judge is asked for.
         name: of the model; "" takes the only one that the server has.
         key_env: the environment variable that holds the API key; "" sends none.
         cache: folder of replies that are not asked for again.
         mode: of the scoring; only official has a judge.
         benchmarks: those that are scored.
 
-    Raises UserError where a benchmark's published rule asks no model, or its authors' words are not known here.
+    Raises UserError if a benchmark's published rule asks no model, or its authors' words are not known here.
     """
     if url is None:
         return None

@@ -36,7 +36,7 @@ def matched(
 ) -> tuple[list[Answered], list[str]]:
     """Return the responses with their problems, and the ids that no problem has.
 
-    Raises UserError where no response belongs to a problem, and for files that state different golds.
+    Raises UserError if no response belongs to a problem, and for files that state different golds.
     """
     known = {benchmark.own_id(problem): problem for problem in problems}
     answered = [(known[response.id], response) for response in responses if response.id in known]
@@ -136,7 +136,7 @@ def judge_facts(
     Args:
         benchmark: None where the problems belong to none.
         mode: of the scoring.
-        judge_model: that was asked; None where its rule was emulated.
+        judge_model: that was asked; None if its rule was emulated.
         cost: what it took, by chat_endpoint.batch.COSTS.
     """
     if benchmark is None or mode != "official" or not benchmark.rule.needs_judge_model:

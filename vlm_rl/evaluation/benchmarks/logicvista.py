@@ -93,7 +93,7 @@ def judge_dialogue(problem: Problem, response: Response) -> Generator[str, str, 
 
 
 def _entry(response: Response) -> str:
-    """Return the text that the authors' script judges: behind the mark of the assistant's turn, where there is one.
+    """Return the text that the authors' script judges: behind the mark of the assistant's turn, if there is one.
 
     An extraction that the file ships takes the place of the response.
     """
@@ -108,7 +108,7 @@ def _compared(problem: Problem, named: list[str]) -> Judgement:
 
 
 def _choices_in(reply: str) -> list[str]:
-    """Return the list "choices" of the reply's JSON. Raises UnreadableReplyError where there is none."""
+    """Return the list "choices" of the reply's JSON. Raises UnreadableReplyError if there is none."""
     match = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
         choices = read_object(match[0])["choices"] if match else None

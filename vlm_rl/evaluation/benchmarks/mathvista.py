@@ -93,7 +93,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def _decimals(row: RawRow) -> int | None:
-    """Return the decimals of a float gold, which one of the two publications stores as 1.0; None where not stated."""
+    """Return the decimals of a float gold, which one of the two publications stores as 1.0; None if not stated."""
     stated = first_of(row, "precision")
     if stated is None:
         return None
@@ -187,7 +187,7 @@ def extraction_by_rules(problem: Problem, response: str) -> str:
 
 
 def normalised(problem: Problem, extraction: str) -> str | None:
-    """Normalise an extraction as the published script does; None where it gives up."""
+    """Normalise an extraction as the published script does; None if it gives up."""
     if problem.choices:
         return _as_choice(problem.choices, extraction.strip())
     try:

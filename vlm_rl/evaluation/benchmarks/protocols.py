@@ -26,7 +26,7 @@ class Stated:
 class EvalProtocol:
     """How one benchmark is measured."""
 
-    split: Stated  # that papers report; "" where there is one
+    split: Stated  # that papers report; "" if there is one
     mode: Stated  # strict or official
     temperature: Stated  # 0 is greedy
     top_p: Stated

@@ -50,7 +50,7 @@ def text(row: RawRow, *columns: str) -> str:
 
 
 def gold_text(row: RawRow, *columns: str) -> str:
-    """Return the authors' gold as text. Raises UnusableRowError where it is missing."""
+    """Return the authors' gold as text. Raises UnusableRowError if it is missing."""
     value = first_of(row, *columns)
     if value is None or not str(value).strip():
         raise UnusableRowError(
@@ -60,7 +60,7 @@ def gold_text(row: RawRow, *columns: str) -> str:
 
 
 def texts(row: RawRow, column: str) -> tuple[str, ...]:
-    """Return the texts of a list; () where there is none. Raises for anything else, such as a list's text."""
+    """Return the texts of a list; () if there is none. Raises for anything else, such as a list's text."""
     value = row.get(column)
     if value is not None and not isinstance(value, list | tuple):
         raise UnusableRowError("bad_type", f"{column} must be a list, not {type(value).__name__} {value!r:.60}")
@@ -68,7 +68,7 @@ def texts(row: RawRow, column: str) -> tuple[str, ...]:
 
 
 def mapping(row: RawRow, column: str) -> Mapping[str, Any]:
-    """Return the object in a column; empty where there is none. Raises UnusableRowError for anything else."""
+    """Return the object in a column; empty if there is none. Raises UnusableRowError for anything else."""
     value = row.get(column) or {}
     if not isinstance(value, Mapping):
         raise UnusableRowError("bad_type", f"{column} must be an object, not {type(value).__name__} {value!r:.60}")

@@ -91,7 +91,7 @@ def _numbered(rows: Any) -> Iterator[tuple[str, SavedRow]]:
 
 
 def _key_of(row: SavedRow) -> SavedRow:
-    """Return the id of a table's row under "_key"; nothing where it has none."""
+    """Return the id of a table's row under "_key"; nothing if it has none."""
     return next(({"_key": row[name].strip()} for name in _IDS if row.get(name)), {})
 
 

@@ -41,7 +41,7 @@ def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, RawRow]]) -> li
 
 
 def _text_column(rows: Sequence[tuple[str, RawRow]]) -> str:
-    """Return the file's column of responses. Raises UserError where it has neither one nor extractions."""
+    """Return the file's column of responses. Raises UserError if it has neither one nor extractions."""
     for name in ("_value", *_TEXTS):
         if any(_holds(row, name) for _, row in rows):
             return name
@@ -96,7 +96,7 @@ def _response(benchmark: Benchmark, row: RawRow, name: str, column: str, text: A
 
 
 def _length(value: Any) -> int | None:
-    """Return a number of tokens, which a table holds as text; None where it is none."""
+    """Return a number of tokens, which a table holds as text; None if it is none."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -30,7 +30,7 @@ _SETTING = "model.layer_patches=liger"
 def install(model: nn.Module, *, on_gpu: bool) -> list[str]:
     """Replace the layers in place. Returns the names of the kinds that the model has.
 
-    Raises UserError where Liger is not installed, where there is no GPU, and for a layer of which no kernel of Liger
+    Raises UserError if Liger is not installed, where there is no GPU, and for a layer of which no kernel of Liger
     computes what the layer computes.
     """
     ops = kernels()
@@ -62,7 +62,7 @@ def install(model: nn.Module, *, on_gpu: bool) -> list[str]:
 
 
 def kernels() -> Any:
-    """Return Liger's autograd functions. Raises UserError where it is not installed."""
+    """Return Liger's autograd functions. Raises UserError if it is not installed."""
     try:
         from liger_kernel import ops
     except ImportError as error:

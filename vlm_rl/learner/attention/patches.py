@@ -25,7 +25,7 @@ def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:
 def install(model: Any, setting: LayerPatches, *, on_gpu: bool) -> list[str]:
     """Put other layers in place of the model's, as the setting says. Returns the names of what was replaced.
 
-    Raises UserError where the setting is liger and its kernels cannot compute the model.
+    Raises UserError if the setting is liger and its kernels cannot compute the model.
     """
     patched, tower = is_patched(setting, on_gpu=on_gpu), getattr(model.base_model, "visual", None)
     if not model.config.model_type.startswith("qwen"):  # GLM's has the same name and other layers

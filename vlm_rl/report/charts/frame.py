@@ -69,7 +69,7 @@ def chart(
     Args:
         tip: the expression of a row's tooltip.
         legend: name, color, dashed, dot (a square instead of a line); one entry alone says nothing and is left out.
-        log: whether the vertical axis is logarithmic; None where it cannot be.
+        log: whether the vertical axis is logarithmic; None if it cannot be.
         smooth: the curves with a running mean.
     """
     return {

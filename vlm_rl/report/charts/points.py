@@ -31,7 +31,7 @@ from vlm_rl.report.vega import Spec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Points:
-    """A group of points of one colour: [n] each, NaN where there is none."""
+    """A group of points of one colour: [n] each, NaN if there is none."""
 
     label: str
     x: np.ndarray
@@ -109,7 +109,7 @@ def point_rows(group: Points) -> list[Spec]:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its interval, a row of `forest`; the ends are NaN where there is none."""
+    """A value with its interval, a row of `forest`; the ends are NaN if there is none."""
 
     label: str
     mean: float

@@ -38,7 +38,7 @@ class Bars:
 
 
 def histogram(edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens") -> Spec | None:
-    """Return overlaid histograms over common bins; None where all are empty.
+    """Return overlaid histograms over common bins; None if all are empty.
 
     The lower bar of a bin is in front, so that each can be pointed at.
 

@@ -174,7 +174,7 @@ async def ask_group(
         seeds: of the responses.
         builder: the prompt builder of the model, which knows the ids that end a response or are banned.
 
-    Raises ServerError where a reply is not what these parameters can give.
+    Raises ServerError if a reply is not what these parameters can give.
     """
     body = {
         **_prompt_body(prompt),
@@ -205,7 +205,7 @@ async def ask_scores(
         responses: their ids.
         top_k: how many of the most likely ids are wanted of each token.
 
-    Raises ServerError where a reply is no scores of these.
+    Raises ServerError if a reply is no scores of these.
     """
     body = {**_prompt_body(prompt), "responses": [ids.tolist() for ids in responses], "top_k": top_k}
     most = _MOST_BYTES + sum(map(len, responses)) * (1 + top_k) * _TOKEN_BYTES

@@ -65,7 +65,7 @@ class Fleet:
             is_stopped: tells whether the run is to end.
             note: prints a line.
 
-        Raises UserError where there is no token, and for a list of servers that cannot be read.
+        Raises UserError if there is no token, and for a list of servers that cannot be read.
         """
         self.settings = settings
         self.token = read_token(settings.token_file)
@@ -168,7 +168,7 @@ class Fleet:
     def wait(self, *, holding: str | None = None) -> dict[Peer, int]:
         """Return the servers there are, once there is one; with `holding` only those that hold these weights.
 
-        Raises ServersGoneError where no group was completed for rollout.server_timeout, or the run is to end.
+        Raises ServersGoneError if no group was completed for rollout.server_timeout, or the run is to end.
         """
         if self._lost_since is None:
             self._lost_since = time.monotonic()

@@ -76,7 +76,7 @@ def join_store(store: TCPStore, peer: str, *, rank: int, size: int, timeout: tim
 
 
 def send(group: Any, tensor: Tensor) -> None:
-    """Send a tensor's bytes. Raises RuntimeError where the other side is gone, or takes longer than the timeout."""
+    """Send a tensor's bytes. Raises RuntimeError if the other side is gone, or takes longer than the timeout."""
     data = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
     if data.numel():
         group.broadcast(data, 0).wait()

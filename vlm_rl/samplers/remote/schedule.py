@@ -40,7 +40,7 @@ class Schedule:
         return bool(self.waiting) or any(self.at.values())
 
     def next(self) -> tuple[str, int] | None:
-        """Begin a group at the server with the fewest; None where none is waiting, or no server has room."""
+        """Begin a group at the server with the fewest; None if none is waiting, or no server has room."""
         free = [name for name, groups in self.at.items() if len(groups) < self._most[name]]
         if not self.waiting or not free:
             return None

@@ -63,7 +63,7 @@ class ScoringServers:
             is_stopped: tells whether the run is to end.
             note: prints a line.
 
-        Raises UserError where there is no token.
+        Raises UserError if there is no token.
         """
         self.servers, self.token = [url.rstrip("/") for url in servers], read_token(token_file)
         self.timeout, self._max_model_len = timeout, max_model_len
@@ -78,7 +78,7 @@ class ScoringServers:
             requests: the prompts and their responses.
             top_k: how many of the most likely ids are wanted of each token.
 
-        Raises ServersGoneError where no server has answered for the timeout, or the run is to end.
+        Raises ServersGoneError if no server has answered for the timeout, or the run is to end.
         """
         found: dict[int, list[ResponseScores]] = {}
         waiting, last = deque(range(len(requests))), time.monotonic()

@@ -50,7 +50,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         only_print: start nothing.
 
     The model's weights are checked before the server starts. That reads each of them once, so a command that is only
-    printed goes without it. Raises UserError where vLLM is not installed, for an option that the run's settings
+    printed goes without it. Raises UserError if vLLM is not installed, for an option that the run's settings
     decide, for a port that is taken, for weights that are damaged, for a cache of vLLM's that cannot be written,
     and for a model that vLLM cannot run.
     """
@@ -136,7 +136,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UserError where nothing can listen there, before a model is loaded for it."""
+    """Raise UserError if nothing can listen there, before a model is loaded for it."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         socket.create_server(address[:2], family=family).close()

@@ -25,7 +25,7 @@ def create_token(path: Path) -> None:
     """Write a random token that only this user can read, unless the file is there.
 
     The file is whole or not there: several servers may start at once, and an empty one would be a token for all of
-    them. Raises UserError where it cannot be written, or holds no token.
+    them. Raises UserError if it cannot be written, or holds no token.
     """
     work = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -43,7 +43,7 @@ def create_token(path: Path) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the servers' token. Raises UserError where there is none."""
+    """Return the servers' token. Raises UserError if there is none."""
     try:
         token = read_small(path).strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -72,7 +72,7 @@ class ServerSampler:
             is_stopped: tells whether the run is to end.
             note: prints a line.
 
-        Raises UserError where there is no token, and for a list of servers that cannot be read.
+        Raises UserError if there is no token, and for a list of servers that cannot be read.
         """
         self.policy_version = 0
         self.dtype = dtype
@@ -98,7 +98,7 @@ class ServerSampler:
     def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. Where no server is left, this waits for one, and the weights are pushed again.
 
-        Raises StaleWeightsError where a server's buffers are not what they were, or servers hold different weights.
+        Raises StaleWeightsError if a server's buffers are not what they were, or servers hold different weights.
         """
         checksum = self._prove(layout)
         return self._restore() if checksum is None else Fingerprint(checksum, layout)
@@ -168,7 +168,7 @@ class ServerSampler:
             return expected
 
     def _prove(self, layout: WeightLayout) -> int | None:
-        """Return the checksum that all servers agree on; None where none is left."""
+        """Return the checksum that all servers agree on; None if none is left."""
         proofs, self.fleet.buffers = from_main(
             lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self.fleet.rooms))), self.fleet.buffers)
         )
@@ -203,7 +203,7 @@ class ServerSampler:
 
         Where all ranks make the call together, as a single rank always does, and one has lost all its servers, those
         that come back get the weights again. Otherwise a rank waits for a server that still has them.
-        Raises ServersGoneError where none is there for rollout.server_timeout.
+        Raises ServersGoneError if none is there for rollout.server_timeout.
         """
         request.check_lengths(self._max_model_len)
         if request.episodes is not None:

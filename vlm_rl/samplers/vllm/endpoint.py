@@ -106,7 +106,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _unless_disconnected(work: Any, receive: Receive) -> JSONResponse | None:
-    """Return the work's reply; None where the client has left before, and the work is cancelled."""
+    """Return the work's reply; None if the client has left before, and the work is cancelled."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -41,7 +41,7 @@ class NcclGroup:
         }
 
     def join(self) -> None:
-        """Wait for the server. Raises RuntimeError where it does not come, or NCCL cannot be loaded."""
+        """Wait for the server. Raises RuntimeError if it does not come, or NCCL cannot be loaded."""
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 

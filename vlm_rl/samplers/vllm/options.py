@@ -215,7 +215,7 @@ def is_small(config: Any) -> bool:
 
 
 def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_size: int) -> int | None:
-    """Return bytes that hold the keys and values of a batch at full length; None where the model has other states.
+    """Return bytes that hold the keys and values of a batch at full length; None if the model has other states.
 
     It is twice what plain attention needs: vLLM keeps blocks of tokens, and pads those of some models.
 
@@ -238,11 +238,11 @@ def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_si
 
 
 def start_note(*, is_eager: bool, on_cpu: bool) -> str:
-    """Return a line about what the start of an engine compiles; empty where that is nothing.
+    """Return a line about what the start of an engine compiles; empty if that is nothing.
 
     An engine in this process compiles nothing on a CPU (vlm_rl.samplers.vllm.lean_steps).
 
-    Raises UserError where the model is compiled, and the cache of that cannot be written.
+    Raises UserError if the model is compiled, and the cache of that cannot be written.
     """
     if is_eager and on_cpu:
         if os.environ.get("TORCH_COMPILE_DISABLE") == "1":

@@ -248,7 +248,7 @@ class _Fusions:
 
 
 def _place(model: Any, fusions: _Fusions, name: str, *, rows: int) -> tuple[str, list[slice]] | None:
-    """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
+    """Return the engine's tensor that holds a tensor of the learner, and its rows there; None if none does."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = mapper.map_name(name) if mapper else name
     if mapped is None:
