@@ -777,7 +777,7 @@ def test_linear_attention_is_refused_with_vllm_on_a_cpu(
     monkeypatch.setattr("vlm_rl.samplers.factory._vllm_problem", lambda: None)  # as where it is installed
     path = family_model("qwen3_5")
     builder = PromptBuilder(path, template=TEMPLATES["plain"])
-    with pytest.raises(UserError, match=r"linear attention in bfloat16 alone.*use the transformers sampler"):
+    with pytest.raises(UserError, match=r"linear attention only in bfloat16.*use the transformers sampler"):
         start("vllm", path, builder)
     sampler = start("auto", path, builder)
     assert sampler.name == "transformers"

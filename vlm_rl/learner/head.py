@@ -66,7 +66,7 @@ class Head(nn.Module):
             head: the model's.
             banned_ids: ids at log-prob -inf.
             temperature: divides the logits.
-            soft_cap: logits are soft_cap tanh(logits / soft_cap), as in Gemma 2; None leaves them alone.
+            soft_cap: logits are soft_cap tanh(logits / soft_cap), as in Gemma 2; None leaves them unchanged.
             fused: model.fused_head.
 
         Raises UserError for a head that is more than a matrix, and where there are no fused kernels for it.
@@ -282,7 +282,7 @@ def _add_product(sum_VH: Tensor | None, a: Tensor, b: Tensor, *, fused: bool) ->
         return a @ b if sum_VH is None else sum_VH.addmm_(a, b)
     if not fused:
         return (a @ b).to(dtype) if sum_VH is None else sum_VH.add_(a @ b)
-    # A product of bfloat16 that is never rounded to it, which torch has on CUDA alone.
+    # A product of bfloat16 that is never rounded to it, which torch has only on CUDA.
     if sum_VH is None:
         return torch.mm(a, b, out_dtype=dtype)
     return torch.addmm(sum_VH, a, b, out_dtype=dtype, out=sum_VH)

@@ -76,7 +76,7 @@ def check_a_prompt_fits(build: Callable[[Problem], Prompt], problems: Sequence[P
 def prompts_to_check(
     build: Callable[[Problem], Prompt], problems: Sequence[Problem], config: DataConfig
 ) -> list[Prompt]:
-    """Return the first prompts with a video, with images alone and with neither that fit, or those there are."""
+    """Return the first prompts with a video, with only images and with neither that fit, or those there are."""
     chosen: dict[tuple[bool, bool], Prompt] = {}
     for problem in problems:
         if (kind := (bool(problem.images), bool(problem.videos))) not in chosen:

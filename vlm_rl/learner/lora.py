@@ -95,7 +95,7 @@ def num_adapter_parameters(model: nn.Module, config: LoraConfig) -> int:
 
 
 def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
-    """Freeze the model and put adapters beside its linear layers, in place.
+    """Freeze the model and add adapters to its linear layers, in place.
 
     A is random, B is zero: the model computes what it did before.
 
@@ -108,7 +108,7 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
     """
     with nullcontext() if config.load_in_4bit else _without_bitsandbytes():
         _inject(model, config, seed)
-    for _, layer in _layers(model):  # beside a weight in 4 bits PEFT makes them float32
+    for _, layer in _layers(model):  # with a weight in 4 bits PEFT makes them float32
         layer.lora_A.to(model.dtype)
         layer.lora_B.to(model.dtype)
     if any(".experts.base_layer." in name for name, _ in model.named_parameters()):

@@ -26,7 +26,7 @@ class SaveLines:
 
 
 class SaveProgress:
-    """Says what becomes of a save, on rank 0 alone.
+    """Reports the progress of a save, on rank 0 only.
 
     progress = SaveProgress(45_100_000_000, lines)
     progress.begin(20, beside=False)    # step 20: saving 45.1 GB
@@ -50,7 +50,7 @@ class SaveProgress:
         self._thread: Thread | None = None
 
     def begin(self, step: int, *, beside: bool) -> None:
-        """Say that the checkpoint of this step is being made, `beside` the training or not."""
+        """Say that the checkpoint of this step is being made, `beside` (during) the training or not."""
         self._step, self._begun = step, time.monotonic()
         if self.lines is not None:
             self.lines.begin(f"step {step}: saving {size_text(self.size)}{' while the training continues' * beside}")
@@ -78,7 +78,7 @@ class SaveProgress:
         self._stopped.set()
 
     def commits(self) -> None:
-        """Let the clock go on: a save beside the training is committed at the end of a step, which may be later."""
+        """Let the clock go on: a save during the training is committed at the end of a step, which may be later."""
         self._idle = max(0.0, time.monotonic() - self._written)
 
     def end(self, size: int) -> None:

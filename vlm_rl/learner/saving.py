@@ -99,7 +99,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a run, one at a time, each whole or not there.
 
     With checkpoint.async_save a save ends once the state is copied to host memory. A thread of each rank writes the
-    copies and hashes them; collectives are for the main thread alone, which commits in `finish`. Use as a context
+    copies and hashes them; only the main thread runs collectives, and it commits in `finish`. Use as a context
     manager.
     """
 

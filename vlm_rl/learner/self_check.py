@@ -94,7 +94,7 @@ class SelfCheck:
         """Return the largest difference of log-probs that rounding explains, in nats per token.
 
         In bfloat16 two ways of computing a few tokens may agree by chance, and their noise then says too little. So
-        the limit is never below what rounding of the logits alone explains.
+        the limit is never below what rounding of the logits explains.
         """
         if not self.is_rounded:
             return FLOAT32_LIMIT
@@ -123,7 +123,7 @@ def _unpacked(
     if (family := vision_of(model.config)) is not None:
         model.model.rope_deltas = None  # what an earlier call left behind
         extra = {**family.vision_inputs(extra), **family.token_types(model.config, tokens)}
-    if prompt.videos:  # whose positions transformers alone gives differently (rope_positions)
+    if prompt.videos:  # transformers gives their positions differently (rope_positions)
         positions = rope_positions(model, prompt)
         following = torch.arange(len(tokens) - positions.shape[1]) + positions.max() + 1
         extra["position_ids"] = torch.cat([positions, following.expand(3, -1)], 1)[:, None].to(model.device)

@@ -7,7 +7,7 @@ back. Images are computed on each rank of the group. Which tokens a rank has cha
 
 Every rank of a group then holds the log-probs of all response tokens, since rules need those of whole responses, and
 computes the same loss L. Let theta_r be the weights as rank r uses them. Each rank starts its backward pass from
-dL/dlogp of its own tokens alone, and the backward pass of an exchange is the exchange the other way. So rank r gets
+dL/dlogp of only its tokens, and the backward pass of an exchange is the exchange the other way. So rank r gets
 dL/dtheta_r, and the sum over a group is dL/dtheta: what one rank with the whole row gets. Summed over all ranks it is
 the gradient of the mini-batch, as without groups, and the loss needs no other factor.
 

@@ -256,7 +256,7 @@ def _clip_dual(row: ForeignRow) -> None:
 
 
 def _kl(row: ForeignRow) -> None:
-    """KL in the loss alone: a penalty in the reward has no counterpart."""
+    """KL in the loss only: a penalty in the reward has no counterpart."""
     coefficient = row.number("kl_coef", "kl_loss_coef", "beta", "init_kl_coef", "kl.init_coef")
     switches = [row.given[name] for name in ("use_kl_loss", "kl.use_loss") if name in row.given]
     is_off = row.given.get("disable_kl") is True or (row.out.trainer != "TRL" and switches and not any(switches))

@@ -56,7 +56,7 @@ class Memory:
     host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are sampled
     host_weights: int = 0  # this rank's shards where DeepSpeed offloads them
     host_frozen: int = 0  # weights of reference and teacher that wait there
-    host_engine: int = 0  # the base model, which a sleeping engine keeps where syncs bring adapters alone
+    host_engine: int = 0  # the base model, which a sleeping engine keeps if syncs bring only adapters
     checkpoint_copies: int = 0  # in host memory of all ranks together, while an asynchronous save is written
 
     def parts(self) -> dict[str, int]:
@@ -360,7 +360,7 @@ def _mlp_width(text: Any) -> int:
         return dense
     width = getattr(text, "moe_intermediate_size", dense)
     shared = getattr(text, "shared_expert_intermediate_size", None) or getattr(text, "n_shared_experts", 0) * width
-    beside = dense if getattr(text, "enable_moe_block", False) else 0  # Gemma 4's experts are beside an MLP
+    beside = dense if getattr(text, "enable_moe_block", False) else 0  # Gemma 4 has experts and an MLP
     return chosen * width + shared + beside
 
 

@@ -132,7 +132,7 @@ class Sampler(Protocol):
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """Sample `params.responses` whole responses per prompt, and return them in the prompts' order.
 
-        Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from float noise
+        Response g of a prompt depends only on (weights, prompt, params, seed, step, g), apart from float noise
         in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
         was sampled: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
         Ranks that share an engine call this together, each with prompts of its own, or none.
@@ -180,11 +180,11 @@ class InProcessSampler(Sampler, Protocol):
     """A rollout engine that can stop before all responses are complete, and continue them later."""
 
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
-        """Continue the responses so far until `enough` groups are complete, and return all groups as they then are.
+        """Continue the responses so far until `enough` groups are complete, and return all groups as they are then.
 
-        Where there is room for some only, those of the first prompts are continued. More groups may be complete;
+        If not all fit, those of the first prompts are continued. More groups may be complete;
         they are returned complete. Every response stops at `max_tokens`, earlier tokens included. New noise depends
-        on `response_seed` alone.
+        only on `response_seed`.
 
         Args:
             request: what to sample.

@@ -17,7 +17,7 @@ def process_logits(
     Args:
         logits_BV: of the model.
         banned: int64, ids that come out at minus infinity.
-        temperature: divides the logits; 0 (greedy) leaves them alone, and nothing is truncated.
+        temperature: divides the logits; 0 (greedy) leaves them unchanged, and nothing is truncated.
         top_p: keeps the smallest set of most likely tokens whose mass reaches this; 1 is off.
         top_k: keeps this many of the largest logits, with the ties of the last one; 0 is off.
     """
@@ -55,6 +55,6 @@ def log_probs(scaled_BV: Tensor, ids_B: Tensor) -> Tensor:
 
 
 def uniforms(seeds: list[int], count: int) -> Tensor:
-    """Return [len(seeds), count] float64 on the CPU; row i depends on seeds[i] and count alone."""
+    """Return [len(seeds), count] float64 on the CPU; row i depends only on seeds[i] and count."""
     rows = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
     return torch.stack(rows)

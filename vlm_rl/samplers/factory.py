@@ -47,7 +47,7 @@ def make_sampler(
         batch_size: responses generated side by side.
         dtype: of the engine's weights.
         vllm_options: passed to vllm.LLM as they are; transformers takes none.
-        adapter: what `load_weights` brings beside the weights in `model_path`, if not these themselves.
+        adapter: what `load_weights` brings in addition to the weights in `model_path`, if not these themselves.
         tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
         quantization: how a vLLM engine rounds weights beyond `dtype` (vlm_rl.model_files.fp8).
         seed: of the engine itself; every response has a seed of its own.
@@ -147,7 +147,7 @@ def _unsupported(builder: PromptBuilder) -> str | None:
     """Return why vLLM cannot run the model on this machine, or None."""
     layers = getattr(builder.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" in layers and not has_gpu():
-        return "on a CPU vLLM computes layers of linear attention in bfloat16 alone, and packs their weights"
+        return "on a CPU vLLM computes layers of linear attention only in bfloat16, and packs their weights"
     if builder.config.model_type in ("gemma3", "gemma4") and not has_gpu():
         return "on a CPU vLLM's attention is causal among the tokens of an image, and Gemma's is not"
     if builder.config.model_type in _UNKNOWN_TO_VLLM:

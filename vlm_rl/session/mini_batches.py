@@ -112,7 +112,7 @@ def pack(
     *,
     teacher: Teacher | None = None,
 ) -> list[list[PackedRow]]:
-    """Return this rank's rows of each mini-batch. Prompts are built for these alone: pixels are most of the work.
+    """Return this rank's rows of each mini-batch. Prompts are built only for these: pixels are most of the work.
 
     Args:
         session: the run.

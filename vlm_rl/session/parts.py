@@ -137,7 +137,7 @@ def load_sampler(
 
 
 def engine_adapter(config: Config) -> LoraConfig | None:
-    """Return the adapter that the engine gets beside its own weights; None if it gets merged weights."""
+    """Return the adapter that the engine gets on top of its weights; None if it gets merged weights."""
     lora = config.model.lora
     return lora if lora is not None and lora.sync == "adapter" else None
 

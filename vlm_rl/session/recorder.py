@@ -26,7 +26,7 @@ from vlm_rl.types import Group
 
 
 class Recorder:
-    """Writes and shows what a run reports. On ranks other than 0 every method does nothing."""
+    """Writes and shows what a run reports. On all ranks but 0, every method does nothing."""
 
     def __init__(self, run: Run, config: Config) -> None:
         """Start the log, on rank 0.

@@ -71,7 +71,7 @@ class Run:
         step: how many steps are finished.
         attempt: which start of the run this is, from 1 on.
         checkpoints: writes them.
-        tracking: its trackers; None on other ranks than 0.
+        tracking: its trackers; None on all ranks but 0.
         contaminated: benchmarks that the weights which it begins with were trained on.
     """
 
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def model_path(self) -> Path:
-        """Return the folder of the model: the checkpoint's, unless that holds adapters alone."""
+        """Return the folder of the model: the checkpoint's, unless that holds only adapters."""
         begins = self._checkpoint or self._start
         if begins is None or self._config.model.lora is not None:
             return Path(self._config.model.path)

@@ -132,7 +132,7 @@ def load_teacher(
         note: prints a line.
 
     Raises UserError for a folder that is
-    damaged, and for a model that reads other tokens than the policy.
+    damaged, and for a model whose tokens are not the policy's.
     """
     options = config.algorithm.distillation
     if options.teacher is None:

@@ -244,7 +244,7 @@ def _flash_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
-    # The random state is read for dropout alone, but the kernel asks for its dtype.
+    # The random state is read only for dropout, but the kernel asks for its dtype.
     random_state, unused = torch.empty(2, dtype=torch.uint64, device=lse.device), lse.new_empty(0)
     # The kernel reads the log-sum-exp as if it were contiguous, and does not check.
     return torch.ops.aten._flash_attention_backward(

@@ -114,7 +114,7 @@ async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, secon
 
     Args:
         client: connected to the server.
-        layout: the learner's names and shapes, packed; "" asks for the buffers alone.
+        layout: the learner's names and shapes, packed; "" asks for only the buffers.
         dtype: that the weights are hashed in.
         seconds: until the whole reply is here.
 

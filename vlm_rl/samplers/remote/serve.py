@@ -77,7 +77,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
 
 
 def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[str], dict[str, str]]:
-    """Return the model's folder, vLLM's flags, and the environment that it needs beside the process's own."""
+    """Return the model's folder, vLLM's flags, and the variables that it needs in addition to this process's."""
     model = Path(config.model.path)
     check_model_folder(model)
     device = default_device()

@@ -145,7 +145,7 @@ class ServerSampler:
             self._background.use(self._places())
 
     def _places(self) -> dict[str, int]:
-        """Return how many responses of this rank each server samples at once; the probe finds a place beside."""
+        """Return how many responses of this rank each server samples at once; a place is left for the probe."""
         return {
             url: rank_room(room - PROBE_PLACES, world_size(), is_ahead=True)
             for url, room in dict(self.fleet.rooms).items()

@@ -35,8 +35,8 @@ class ResponseLog:
     """The tokens and log-probs of responses until they are taken.
 
     A step's log-probs are one array, which the scheduler would slice for each response. It does not get them: they
-    are added to the tokens that it gives out, so a token that it drops has none. vLLM's output processor sees the
-    last step of a response alone, or every step where each brings the experts of its tokens.
+    are added to the tokens that it gives out, so a token that it drops has none. vLLM's output processor sees only
+    the last step of a response, or every step if each brings the experts of its tokens.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -47,7 +47,7 @@ class ResponseLog:
         scheduler.update_from_output = self._update_from_output
 
     def keep(self, name: str) -> None:
-        """Keep what the request of this name samples. It must ask for the log-probs of its own tokens alone."""
+        """Keep what the request of this name samples. It must ask only for the log-probs of its own tokens."""
         self._kept[name] = _KeptResponse()
 
     def take(self, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -95,7 +95,7 @@ def spare_full_blocks(manager: Any) -> None:
     """Let vLLM's manager of keys and values look for a block only where a token may need one, or may fill one.
 
     Between these a response's next token has its place in the last block. Nothing is freed either, as long as every
-    layer attends to all tokens; a model with other layers is left alone.
+    layer attends to all tokens; a model with other layers is left unchanged.
     """
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 

@@ -187,7 +187,7 @@ def check_media_limits(options: Mapping[str, Any], problems: Iterable[Problem], 
     Args:
         options: rollout.vllm.
         problems: of the run.
-        more_images: the most that an environment shows beside a problem's own.
+        more_images: the most that an environment shows in addition to a problem's.
     """
     most = media_limits(options)
     for problem in problems if most else ():

@@ -23,7 +23,7 @@ _FUSED_EXPERTS = {"gate_up_proj": "routed_experts.w13_weight", "down_proj": "rou
 
 def worker_checksums(worker: Any, *, layout: WeightLayout, dtype: torch.dtype) -> dict[str, int]:
     """Return the shard_checksums of the worker's weights under the learner's names, rounded to `dtype`."""
-    # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
+    # Some kernels keep a bias in float32 for weights in bfloat16; rounded to `dtype` it is the same value.
     return shard_checksums(_learner_shards(worker.get_model(), layout), dtype=dtype)
 
 
@@ -55,7 +55,7 @@ def repack_heads(worker: Any) -> None:
 
 
 def takes_adapters_in_towers(worker: Any) -> bool:
-    """Tell whether vLLM applies adapters in the model's tower and merger, not in its language model alone."""
+    """Tell whether vLLM applies adapters in the model's tower and merger, not only in its language model."""
     return bool(getattr(worker.get_model(), "supports_tower_connector_lora", False))
 
 
