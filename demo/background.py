@@ -57,7 +57,7 @@ def serve_in_background(folders: Sequence[Path], *, port: int = 0, height: int =
         port: of 127.0.0.1; 0 takes a free one.
         height: of the frame in a notebook, in pixels.
 
-    Raises UserError if there is nothing to show, where the port is taken, and where the server does not start.
+    Raises UserError if there is nothing to show, if the port is taken, and if the server does not start.
     """
     app = make_server(folders, access=Access(allows_local_frames=True))
     listening = socket.socket()

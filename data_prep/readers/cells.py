@@ -55,7 +55,7 @@ def _turn(item: Any) -> tuple[str, Any] | None:
 def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
     """Return the content of the turn of `roles`; turns of the user with no answer between them are one.
 
-    Raises RowError if there is none, where more than one question or answer is there, where the answer comes
+    Raises RowError if there is none, if more than one question or answer is there, if the answer comes
     before the question, and for turns of tools: a problem is one question with one answer.
     """
     turns = [turn for item in conversation if (turn := _turn(item)) is not None]

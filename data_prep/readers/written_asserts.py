@@ -48,7 +48,7 @@ class Assert(NamedTuple):
 
 
 def read_asserts(text: str) -> list[Assert]:
-    """Return the asserts of a Python text. Raises ValueError if asserts_in does, and where they take too much."""
+    """Return the asserts of a Python text. Raises ValueError if asserts_in does, and if they take too much."""
     try:
         found = _worker.call(text)
     except (LimitError, FaultError) as error:

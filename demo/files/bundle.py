@@ -68,7 +68,7 @@ def write_bundle(folders: Sequence[Path], out: Path, *, view: str = "") -> Bundl
         view: the query of the demo's address: which checkpoints, and which problems by its filters. Without one,
             the demo's first view. Its tab and its problem are what the bundle opens with.
 
-    Raises UserError if there is nothing to show, or where `out` exists or cannot be written.
+    Raises UserError if there is nothing to show, or if `out` exists or cannot be written.
     """
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose a different --bundle")

@@ -35,7 +35,7 @@ MEDIA_TYPES = {
 
 
 def export(state: PageState, name: str) -> bytes:
-    """Return a file of MEDIA_TYPES. Raises UserError for any other name, and where nothing was evaluated."""
+    """Return a file of MEDIA_TYPES. Raises UserError for any other name, and if nothing was evaluated."""
     if not state.table.checkpoints:
         raise UserError(state.emptiness)
     if name == "samples.csv":

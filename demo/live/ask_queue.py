@@ -128,7 +128,7 @@ class AskQueue:
             question: to ask.
             settings: how to sample.
 
-        Raises UserError for a question that is refused, and where the line does not move for limits.max_seconds more
+        Raises UserError for a question that is refused, and if the line does not move for limits.max_seconds more
         than an answer may take.
         """
         broadcast = Broadcast(self._check(names, question, settings), question, settings)

@@ -50,7 +50,7 @@ class Access:
     Attributes:
         frame_ancestors: the pages that may show it in a frame, as its policy says it.
 
-    Raises UserError for an invalid URL, and where others would be let in without a token.
+    Raises UserError for an invalid URL, and if others would be let in without a token.
     """
 
     def __init__(

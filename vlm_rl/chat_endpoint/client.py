@@ -254,7 +254,7 @@ class ChatEndpoint:
             name: of the model; "" takes the only one that the server has.
             setting: what the user calls this name, for the messages.
 
-        Raises UserError if no server answers, for a name that it does not list, and where it has several or none.
+        Raises UserError if no server answers, for a name that it does not list, and if it has several or none.
         """
 
         async def listed() -> list[str]:

@@ -27,7 +27,7 @@ def render_limited(renderer: Any, messages: list[dict[str, Any]], *, generation:
         generation: whether the template adds what comes before a response.
         where: the model's folder, for the message.
 
-    Raises UserError if there is no template, and where it takes too much or fails.
+    Raises UserError if there is no template, and if it takes too much or fails.
     """
     template = renderer.chat_template
     if isinstance(template, dict):

@@ -34,7 +34,7 @@ def doctor(options: argparse.Namespace) -> int:
     """Print a line for each check as soon as it is known, and until then what it does. Returns the exit code.
 
     A model folder and a recipe are checked where they are given, otherwise the machine is. Raises UserError for a
-    folder with an adapter, and where the file of --json cannot be written.
+    folder with an adapter, and if the file of --json cannot be written.
     """
     if options.json is not None and not options.json.parent.is_dir():
         raise UserError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")

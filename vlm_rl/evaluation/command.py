@@ -203,7 +203,7 @@ def _open_accuracy(
 ) -> AccuracyPart | None:
     """Open the part that decides what is right on one set: of --reward, or of the run whose checkpoint is measured.
 
-    Raises UserError if there is none and the set's answers are boxes, or where it cannot be used.
+    Raises UserError if there is none and the set's answers are boxes, or if it cannot be used.
     """
     remedy = "name a run's configuration whose reward has a part in the role accuracy, such as iou: --reward FILE"
     config = load_config(options.reward).reward if options.reward else origin.run.reward if origin.run else None

@@ -95,7 +95,7 @@ class Asking:
     def prompt_of(self, problem: Problem) -> Prompt:
         """Return the prompt of a problem.
 
-        Raises UserError if it cannot be rendered, or where the environment shows nothing that could begin it.
+        Raises UserError if it cannot be rendered, or if the environment shows nothing that could begin it.
         """
         asked_as = self.prompt.applied(problem) if self.prompt else problem
         if self.host is None:
@@ -174,7 +174,7 @@ def shown_problems(
 ) -> tuple[list[Problem], Benchmark | None]:
     """Return the problems as the policy sees them, and their benchmark, if it is a known one.
 
-    Raises UserError if nothing is left to show, and where the mode is official without a benchmark.
+    Raises UserError if nothing is left to show, and if the mode is official without a benchmark.
     """
     shown = with_images(problems, asking.images, seed=asking.seed)
     if not shown:

@@ -61,7 +61,7 @@ class Journal:
     def add(self, groups: Sequence[Sequence[EvalRecord]]) -> None:
         """Keep the records of finished problems; they are on the disk when this returns.
 
-        Raises UserError if the file system refuses, and where the file is no longer there.
+        Raises UserError if the file system refuses, and if the file is no longer there.
         """
         with writing(self.path):
             self.path.stat()  # a file that was removed could be written to without an error

@@ -157,7 +157,7 @@ def naming_untested(config: Any) -> Iterator[None]:
 
 
 def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[ModelPart]) -> None:
-    """Raise UserError if nothing would be trained, or where a part has a learning rate and is not trained.
+    """Raise UserError if nothing would be trained, or if a part has a learning rate and is not trained.
 
     Args:
         config: of the model.

@@ -69,7 +69,7 @@ class Head(nn.Module):
             soft_cap: logits are soft_cap tanh(logits / soft_cap), as in Gemma 2; None leaves them unchanged.
             fused: model.fused_head.
 
-        Raises UserError for a head that is more than a matrix, and where there are no fused kernels for it.
+        Raises UserError for a head that is more than a matrix, and if there are no fused kernels for it.
         """
         super().__init__()
         if not isinstance(head, nn.Linear) or head.bias is not None:

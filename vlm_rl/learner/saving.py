@@ -37,7 +37,7 @@ class NonFiniteError(RuntimeError):
 def checkpoint_to_resume(run: RunDirectory, lock: RunLock, sets: Sequence[str]) -> ResumePoint | None:
     """Take the lock of the run, and return its newest checkpoint that verifies, or None if there is none yet.
 
-    Raises UserError if another process writes there, where there are checkpoints of which none verifies, and where
+    Raises UserError if another process writes there, if there are checkpoints of which none verifies, and if
     one of these training sets was prepared again.
     """
     lock.acquire()

@@ -58,7 +58,7 @@ class CellFunction:
 
         The arguments are those of UserFunction. Between two calls, `is_stopped` may end the batch; the values that
         are missing are then 0.
-        Raises UserError if a call took too long, and where the function fails and `stops_run` is set.
+        Raises UserError if a call took too long, and if the function fails and `stops_run` is set.
         """
         with ThreadPoolExecutor(1) as pool:  # where no event loop runs: a notebook's runs in the main thread
             return pool.submit(self._answer, calls, groups, is_stopped).result()

@@ -102,7 +102,7 @@ class SampleRequest:
         return [self.seed_of(index, g) for g in range(self.params.responses)]
 
     def seed_of(self, index: int, g: int, *, sampled: int = 0) -> int:
-        """Return the seed of response g to a prompt, behind the tokens that it has already."""
+        """Return the seed of response g to a prompt, after the tokens that it already has."""
         return response_seed(self.seed, self.step, self.prompts[index], g, sampled=sampled)
 
     def check_lengths(self, max_model_len: int) -> None:
@@ -135,7 +135,7 @@ class Sampler(Protocol):
         Response g of a prompt depends only on (weights, prompt, params, seed, step, g), apart from float noise
         in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
         was sampled: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
-        Ranks that share an engine call this together, each with prompts of its own, or none.
+        Ranks that share an engine call this together, each with its own prompts, or none.
 
         Args:
             request: what to sample. Responses so far are not read.
@@ -162,13 +162,13 @@ class Sampler(Protocol):
     def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """Return the fingerprint of the weights that the next `generate` will multiply with.
 
-        `layout` names them and their shapes as the learner does. What it does not name is hashed under the engine's
-        own name, so that the two fingerprints cannot agree.
+        `layout` names them and their shapes as the learner does. Other weights are hashed under the engine's
+        names, and the two fingerprints then differ.
         """
         ...
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back until the next `load_weights`; there is none to give back on a CPU."""
+        """Free the accelerator's memory until the next `load_weights`; on a CPU there is none to free."""
         ...
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class InProcessSampler(Sampler, Protocol):
     def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
         """Continue the responses so far until `enough` groups are complete, and return all groups as they are then.
 
-        If not all fit, those of the first prompts are continued. More groups may be complete;
+        If the engine has room for only some, it continues those of the first prompts. More groups may be complete;
         they are returned complete. Every response stops at `max_tokens`, earlier tokens included. New noise depends
         only on `response_seed`.
 
@@ -195,13 +195,13 @@ class InProcessSampler(Sampler, Protocol):
 
 
 class BackgroundSampler(Sampler, Protocol):
-    """A rollout engine that samples the batches of later steps meanwhile, through syncs of new weights."""
+    """A rollout engine that samples the batches of later steps during training, across syncs of new weights."""
 
     def begin(self, request: SampleRequest) -> None:
         """Begin the batch of a later step, after those begun before; `take` waits for it.
 
-        A response may hold tokens of several versions. Complete groups among the responses so far are kept, all
-        others are sampled from their beginning. The params are the same in all calls.
+        A response may hold tokens of several versions. Complete groups among the responses so far are kept, and
+        the others are sampled from the beginning. The params are the same in all calls.
         """
         ...
 
@@ -222,14 +222,14 @@ class BackgroundSampler(Sampler, Protocol):
 
 
 def response_seed(seed: int, step: int, prompt: Prompt, index: int, *, sampled: int = 0) -> int:
-    """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise.
+    """Return a 63-bit seed for one response: BLAKE2 of its key, since neighbours must not share noise.
 
     Args:
         seed: of the run.
         step: the rollout step.
         prompt: that is answered; its problem and the epoch count.
         index: the response's place in its group.
-        sampled: tokens that it has already: what follows has noise of its own, within the same step too.
+        sampled: tokens that it already has: what follows gets different noise, within the same step too.
     """
     later = (sampled, prompt.epoch) if prompt.epoch else (sampled,) if sampled else ()
     key = json.dumps([seed, step, prompt.problem_id, index, *later]).encode()
@@ -258,10 +258,10 @@ def make_rollout(
         logprobs: of these ids.
         builder: decodes them, and knows the end-of-sequence ids.
         version: the policy version that sampled them.
-        experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
+        experts: of each token that the sampler read, [P + R - 1 or more, layers, K], if routing is recorded.
         turns: of an episode; the text is then the last turn's.
         num_cached: prompt tokens whose keys and values the engine had.
-        kept: the ids that truncation left of each token, where they are replayed.
+        kept: the ids that truncation left of each token, if they are replayed.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(

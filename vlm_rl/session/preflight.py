@@ -133,7 +133,7 @@ def _with_model_folder(config: _AnyConfig, begun: RunDirectory | None, *, weight
 def _with_start(config: _AnyConfig, *, resume: bool) -> _AnyConfig:
     """Put the folder of a checkpoint in the place of train.start_from; a resume may no longer need it.
 
-    Raises UserError if there is no such checkpoint, and where it is of the run itself.
+    Raises UserError if there is no such checkpoint, and if it is of the run itself.
     """
     if (start := config.train.start_from) is None:
         return config

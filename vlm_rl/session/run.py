@@ -64,7 +64,7 @@ from vlm_rl.types import Problem
 
 
 class Run:
-    """What a run has whatever it trains on. Use as a context manager, which gives the folder's lock back.
+    """The parts of a run that `train` and `sft` share. Use as a context manager, which releases the folder's lock.
 
     Attributes:
         directory: its folder.
@@ -72,7 +72,7 @@ class Run:
         attempt: which start of the run this is, from 1 on.
         checkpoints: writes them.
         tracking: its trackers; None on all ranks but 0.
-        contaminated: benchmarks that the weights which it begins with were trained on.
+        contaminated: benchmarks that its first weights were trained on.
     """
 
     checkpoints: CheckpointWriter
@@ -80,7 +80,7 @@ class Run:
     attempt: int
 
     def __init__(self, config: Config | SftConfig, *, resume: bool) -> None:
-        """Look at nothing yet."""
+        """Remember the configuration; nothing is read yet."""
         self._config, self._is_resumed = config, resume
         self._command = "sft" if isinstance(config, SftConfig) else "train"
         config_file = SFT_CONFIG if isinstance(config, SftConfig) else "config.yaml"
@@ -120,7 +120,7 @@ class Run:
     def join_ranks(self) -> torch.device:
         """Join the other ranks, and return this rank's device.
 
-        Raises UserError if a rank has a different configuration, where 4 bits are asked for in vain, and where
+        Raises UserError if a rank has a different configuration, if 4 bits are asked for in vain, and if
         ranks do not form the groups that compute rows together.
         """
         check_quantization(self._config.model)
@@ -215,9 +215,9 @@ class Run:
         return self._checkpoint is not None or self._start is not None
 
     def restore(self, learner: Learner, order: PromptOrder, ledger: Ledger) -> ResumePoint | None:
-        """Load what a checkpoint holds of every run. Returns the checkpoint; None if the run begins at step 0.
+        """Load the parts of a checkpoint that every run has. Return the checkpoint; None if the run begins at step 0.
 
-        Of another run's checkpoint that is weights and optimizer.
+        From another run's checkpoint, load only weights and optimizer.
         """
         if self._checkpoint is not None:
             folder, state = self._checkpoint
@@ -266,7 +266,7 @@ class Run:
         self._interrupts.listen()
 
     def _keep_changes(self) -> list[str]:
-        """Make this configuration the run's own, and return a line for each change, and for what follows from it."""
+        """Make this configuration the run's, and return a line for each change and for what follows from it."""
         own, now = self.directory.any_config().train, self._config
         lines = keep_changes(self.directory, now)
         prompts = now.rollout.prompts_per_step if isinstance(now, Config) else now.train.mini_batch_prompts
@@ -303,7 +303,7 @@ class Run:
     def info(
         self, learner: Learner, order: PromptOrder, ledger: Ledger, contaminated: Sequence[str]
     ) -> dict[str, Any]:
-        """Return, as JSON, what a checkpoint's manifest holds of every run."""
+        """Return, as JSON, the part of a checkpoint's manifest that every run has."""
         return {
             "step": self.step,
             "cursor": order.cursor,
@@ -339,7 +339,7 @@ class Run:
         self._stop_reason, self._is_stop_requested = reason, True
 
     def is_stopped(self) -> bool:
-        """Tell whether what waits should give up. Who asks has limits of its own, and is alive."""
+        """Tell whether waiting code should give up. It marks this rank as alive, since callers have a time limit."""
         alive()
         return self._is_stop_requested or self._interrupts.is_raised
 

@@ -19,7 +19,7 @@ from vlm_rl.run.checkpoint_names import find_checkpoint
 def check_start(config: Config | SftConfig) -> ResumePoint:
     """Return the checkpoint of train.start_from, and what its manifest holds.
 
-    Raises UserError if it is damaged, and where its optimizer does not fit the model of this run.
+    Raises UserError if it is damaged, and if its optimizer does not fit the model of this run.
     """
     assert config.train.start_from is not None
     run, folder = find_checkpoint(Path(config.train.start_from))

@@ -96,7 +96,7 @@ def build_tiny_model(
     """Write the model folder and return it. Equal arguments give equal files.
 
     Args:
-        out: the folder. Raises UserError if it exists and is not empty, and where it cannot be written.
+        out: the folder. Raises UserError if it exists and is not empty, and if it cannot be written.
         seed: of the random weights.
         tokenizer_texts: the texts that train the vocabulary. Any other text still encodes, as bytes.
         visible: further texts that are single tokens and ordinary text.

@@ -30,7 +30,7 @@ _SETTING = "model.layer_patches=liger"
 def install(model: nn.Module, *, on_gpu: bool) -> list[str]:
     """Replace the layers in place. Returns the names of the kinds that the model has.
 
-    Raises UserError if Liger is not installed, where there is no GPU, and for a layer of which no kernel of Liger
+    Raises UserError if Liger is not installed, if there is no GPU, and for a layer of which no kernel of Liger
     computes what the layer computes.
     """
     ops = kernels()
