@@ -264,7 +264,7 @@ KEPT_LOG_PROBS = (
 
 
 def with_log_probs_of(rows: Sequence[PackedRow], earlier: Sequence[PackedRow]) -> list[PackedRow]:
-    """Return the rows with the log-probs from before the first step that the same responses have in earlier rows."""
+    """Return the rows with the log-probs that the same responses have in earlier rows, before the first step."""
     filled = list(rows)
     for name in KEPT_LOG_PROBS:
         parts: dict[tuple[int, int], Tensor] = {}

@@ -55,8 +55,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
 
-    Every weight and every buffer of the returned model is on the device. DeepSpeed moves a model only when it gets
-    one, and never the buffers of a model in shards, and the self-check computes before that.
+    Every weight and buffer of the returned model is on the device: the self-check computes before DeepSpeed moves
+    the model, and DeepSpeed never moves the buffers of a model in shards.
 
     Args:
         path: the folder.
@@ -72,7 +72,7 @@ def load_model(
     check_transformers()
     if dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default: patches are embedded by a convolution
-    disable_progress_bar()  # a bar for every load would bury what the run says
+    disable_progress_bar()  # a bar for every load would bury the run's lines
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
@@ -90,7 +90,7 @@ def load_model(
             **extra,
         )
     use_published_layout(model)
-    if not in_4bit:  # whose loading has put it there
+    if not in_4bit:  # loading in 4 bits puts it there
         model.to(device)  # pyright: ignore[reportArgumentType]
     return model
 
@@ -130,7 +130,7 @@ class Policy(nn.Module):
         Raises UserError for an output head that is more than a matrix, or that the fused kernels cannot compute.
         """
         super().__init__()
-        self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
+        self.model = model.train()  # transformers loads in eval mode, which skips checkpointing
         text = model.config.get_text_config()
         self.head = Head(
             model.get_output_embeddings(),
@@ -178,7 +178,7 @@ class Policy(nn.Module):
         self.register_state_dict_post_hook(_keep_trained)
 
     def share_rows(self, ranks: RankGroup) -> None:
-        """Compute a row on this group of ranks: each of them is given the same row, and returns all of its results.
+        """Compute each row on this group of ranks together: all get the same row, and all return the whole result.
 
         Raises UserError for a model whose rows cannot be divided.
         """
@@ -210,8 +210,8 @@ class Policy(nn.Module):
         self.offloads = offload
         if not only_mlps:
             self.model.gradient_checkpointing_enable()
-        # ZeRO 3 frees parameters between forward and recomputation, which the variant that is not reentrant takes
-        # for a change of shape.
+        # ZeRO 3 frees parameters between forward and recomputation, which the non-reentrant variant takes for a
+        # change of shape.
         reentrant = zero_stage == 3
         recomputed = partial(_recomputed, reentrant=reentrant, paused=self.routers.paused)
         mlps = _mlps(self.model) if only_mlps else []

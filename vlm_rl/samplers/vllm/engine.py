@@ -73,7 +73,7 @@ from vlm_rl.types import NamedTensors, Prompt, Rollout
 if TYPE_CHECKING:
     import vllm
 
-_ANSWER_LAG = 8  # steps of the engine until it takes up a quick answer; many crops of photographs are made meanwhile
+_ANSWER_LAG = 8  # engine steps until it takes up a quick answer; in that time many crops of photographs are made
 
 
 class VllmSampler:
@@ -105,7 +105,7 @@ class VllmSampler:
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
-        Raises UserError for one of `options` that vLLM does not know, and for what it refuses.
+        Raises UserError for one of `options` that vLLM does not know or that it refuses.
         """
         self.policy_version = 0
         self.dtype = dtype
@@ -165,7 +165,7 @@ class VllmSampler:
         self._buffers = self._on_each_rank(worker_buffers)
 
     def _lean_steps(self) -> ResponseLog:
-        """Put our parts into the engine's steps; with drafts, those that know steps of several tokens."""
+        """Install our parts in the engine's steps; with drafts, those that handle several tokens a step."""
         scheduler: Any = self._llm.llm_engine.engine_core.engine_core.scheduler
         self._llm.collective_rpc(ban, kwargs={"ids": list(self._builder.banned_ids)})
         self._llm.collective_rpc(sleep_beside_others)
@@ -176,7 +176,7 @@ class VllmSampler:
         return ResponseLog(scheduler)
 
     def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
-        """See Sampler.generate. One of vLLM's requests per response: `n` would share noise between prompts."""
+        """See Sampler.generate. Each response is one of vLLM's requests: `n` would share noise between prompts."""
         request.check_lengths(self._max_model_len)
         self._reset_caches()
         if request.episodes is not None:
@@ -206,7 +206,7 @@ class VllmSampler:
         return [_in_order(group) for group in groups]
 
     def _episodes(self, request: SampleRequest, on_group: OnGroup | None) -> list[list[Rollout]]:
-        """Sample episodes. One that waits for its environment keeps no other waiting."""
+        """Sample episodes. An episode that waits for its environment does not hold up the others."""
         assert self._group is None, "an environment answers the ranks of an engine at different times"
         version = self.policy_version
         batch = EpisodeBatch(request, self._builder, version=version, on_group=on_group, lag=_ANSWER_LAG)
@@ -272,14 +272,14 @@ class VllmSampler:
         is_enough: Callable[[], bool] = lambda: False,
         more: Callable[[bool], Sequence[tuple[dict[str, Any], vllm.SamplingParams]]] = lambda _: (),
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, dict[str, Any]]]:
-        """Yield the number, ids and log-probs of each request when it ends, and what else `make_rollout` takes of it.
+        """Yield the number, ids and log-probs of each request when it ends, and further arguments of `make_rollout`.
 
         Once is_enough(), the unfinished ones come too, with the tokens so far. Closing the iterator aborts them.
 
         Args:
             requests: in the order of their numbers.
-            watch: is told of each token.
-            is_enough: whether to end before all have.
+            watch: counts the tokens.
+            is_enough: whether to stop before all have ended.
             more: returns further requests; it is told whether the engine is idle, and may wait then.
         """
         engine: Any = self._llm.llm_engine
@@ -389,7 +389,7 @@ class VllmSampler:
             self._loaded = LoRARequest(f"adapter-{number}", number, folder)
             try:
                 self._llm.llm_engine.add_lora(self._loaded)
-            except ValueError as error:  # it names layers of the model that take none
+            except ValueError as error:  # it names layers of the model that take no adapter
                 reason = " ".join(str(error).split())
                 raise UserError(
                     f"vLLM takes no adapter in some of the layers that model.lora.targets names: {reason:.200}...; "
@@ -432,7 +432,7 @@ class VllmSampler:
         self._llm.llm_engine.reset_encoder_cache()
 
     def _sampling(self, params: SamplingParams, seed: int, *, whole: bool = True) -> vllm.SamplingParams:
-        if self._returns_kept:  # of every request, and then vLLM wants a temperature and a top_k
+        if self._returns_kept:  # vLLM then needs a temperature and a top_k in every request
             everything = self._builder.config.get_text_config().vocab_size
             greedy = {"temperature": 1.0, "top_k": 1} if params.temperature == 0 else {}
             params = replace(params, **{"top_k": params.top_k or everything, **greedy})
