@@ -137,7 +137,7 @@ TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     (engine, {"enable_sleep_mode": False}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.45}),
     (engine_of_an_evaluation, None, {"gpu_memory_utilization": 0.85}),
     (gemma_on_vllm, "on a CPU vLLM's attention is causal", "runs"),
-    (linear_attention_on_vllm, "on a CPU vLLM computes layers of linear attention in bfloat16 alone", "runs"),
+    (linear_attention_on_vllm, "on a CPU vLLM computes layers of linear attention only in bfloat16", "runs"),
     (row_tokens_in_real_language, {"micro_batch_tokens": 2048}, {}),
     (warm_batch, 8, 32),
     (toy_rate, 1e-4, 3e-5),

@@ -220,7 +220,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, l
     assert not run.path.exists()
 
 
-def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path) -> None:
+def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
     path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
     result = toys.runner("sft", path, faults={"press_ctrl_c_in": {"phase": "save", "step": 1}})
     assert result.code == EXIT_STOPPED, result.output[-3000:]

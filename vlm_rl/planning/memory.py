@@ -333,14 +333,18 @@ def cache_bytes(config: Any, tokens: int, dtype: torch.dtype, *, ranks: int = 1)
     window = active_window(config) or tokens
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
     kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
-    widths = [_kv_heads(layer) * _head_width(layer) for layer in layer_configs(text)]
-    size = 2 * dtype.itemsize * sum(w * kept.get(kind, tokens) for w, kind in zip(widths, kinds, strict=True))
+    layers = layer_configs(text)
+    distinct = {id(layer): layer for layer in layers}  # most types have one, and its attributes are slow to read
+    heads = {key: _kv_heads(layer) for key, layer in distinct.items()}
+    widths = {key: heads[key] * _head_width(layer) for key, layer in distinct.items()}
+    numbers = zip((widths[id(layer)] for layer in layers), kinds, strict=True)
+    size = 2 * dtype.itemsize * sum(width * kept.get(kind, tokens) for width, kind in numbers)
     if num_linear := num_linear_layers(text):
         keys = text.linear_num_key_heads * text.linear_key_head_dim
         values = text.linear_num_value_heads * text.linear_value_head_dim
         convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
         size += num_linear * (values * text.linear_key_head_dim * torch.float32.itemsize + convolution)
-    return size // min(ranks, *map(_kv_heads, layer_configs(text)))  # each rank has whole heads
+    return size // min(ranks, *heads.values())  # each rank has whole heads
 
 
 def _kv_heads(text: Any) -> int:
