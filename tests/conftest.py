@@ -117,6 +117,9 @@ LONGEST = (
 )
 
 
+ENGINES_HERE = {f"tests/samplers/test_{name}.py" for name in ("engine_start", "episodes", "lean_steps", "samplers")}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what has its turn on another day, unless it is asked for by name. Order the files by LONGEST; the
     tests of a file keep their order."""
@@ -130,14 +133,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """Give a file's tests to one worker, as `--dist loadfile` does; the files of servers go to the same."""
+    """Give a file's tests to one worker, as `--dist loadfile` does; some files go to the same.
+
+    Those are the files of servers and, of the fast tests, those that start runs and those that start engines here: the
+    start of the process that forks runs, and of vLLM, is a dozen seconds for each worker.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    is_fast = "not slow" in config.option.markexpr
+
+    @cache
+    def starts_runs(file: str) -> bool:
+        return re.search(r"\b(Toys|Runner|shared_runner)\b", (config.rootpath / file).read_text("utf-8")) is not None
+
     class ByFixtures(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope = super()._split_scope(nodeid)
+            if is_fast and scope in ENGINES_HERE:
+                return "engines"
+            if is_fast and starts_runs(scope):
+                return "runs"
             return re.sub(r"test_(ahead_servers|one_server)\.py", "test_servers.py", scope)
 
     return ByFixtures(config, log)

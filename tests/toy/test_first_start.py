@@ -15,6 +15,7 @@ from vlm_rl.toy import first_start as module
 from vlm_rl.toy.first_start import first_start
 
 
+@pytest.mark.slow
 def test_it_draws_with_the_engine_of_the_run(toys: Toys, runner: Runner) -> None:
     config = toys.config("first", rollout={"sampler": "vllm"})
     result = runner(module="vlm_rl.toy.first_start", arguments=[str(config)])
