@@ -135,8 +135,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """Give a file's tests to one worker, as `--dist loadfile` does; some files go to the same.
 
-    Those are the files of servers and, of the fast tests, those that start runs and those that start engines here. The
-    process that forks runs, and vLLM, take a dozen seconds to start in each worker.
+    Those are the files of servers and, of the fast tests, those that start runs or start engines here. The process
+    that forks runs, and vLLM, take a dozen seconds to start in each worker.
     """
     if config.getoption("dist") != "loadfile":
         return None

@@ -197,3 +197,28 @@ def test_every_family_is_fine_tuned_and_exported(
     assert first["loss"] == pytest.approx(held_out_loss(model, data), rel=ROUNDING)
     after = last[f"heldout_loss/{data.name}"]
     assert after < first["loss"] and after == pytest.approx(held_out_loss(out / "model", data), rel=ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=6))
+def test_every_family_trains_adapters_in_shards_on_a_gpu(
+    model_type: str, toys: Toys, seen: dict[str, Path], sums: Path, family_model: Callable[[str], Path]
+) -> None:
+    """A pretended one: loaded in shards, adapters, KL to their base, weights streamed and proven, and resumed."""
+    data = seen["images"] if model_type in VISION_FAMILIES else sums
+    settings: dict[str, Any] = {
+        "model": {"path": str(family_model(model_type)), "dtype": "float32", "lora": {"rank": 4}},
+        "data": {"train": [str(data)], "max_prompt_tokens": 300},
+        "algorithm": {"name": "grpo", "kl_coef": 0.01},
+        "reward": COIN,
+        "checkpoint": {"every": 1},
+    }
+    train = {"mini_batch_prompts": 4, "micro_batch_tokens": 500, "lr": 1e-3, "zero_stage": 3}
+    name, on_gpu = f"gpu-{model_type}", {"faults": {"pretend_gpu": {}}}
+    for steps, more in ((1, ()), (2, ("--resume",))):
+        config = toys.config(name, **settings, train={**train, "steps": steps})
+        result = toys.runner("train", config, *more, **on_gpu)
+        assert result.code == 0, result.output[-3000:]
+    records = toys.run(name).metrics()
+    assert [record["attempt"] for record in records] == [1, 2]
+    assert all(0 < record["rollout/logprob_gap"] < ROUNDING and record["grad_norm"] > 0 for record in records)
