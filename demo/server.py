@@ -1,4 +1,4 @@
-"""Serve the demo: the page behind its guard (demo/request_guard.py), on a bounded number of connections."""
+"""Serve the demo: the page behind its guard (demo/web/request_guard.py), on a bounded number of connections."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from vlm_rl.demo.live.panel import LiveOptions, build_live, open_live
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import MAX_QUERY, UrlState
 from vlm_rl.demo.panels.page_state import UNREADABLE, PageStates
-from vlm_rl.demo.request_guard import RequestGuard
 from vlm_rl.demo.web.access import Access, read_token
+from vlm_rl.demo.web.request_guard import RequestGuard
 from vlm_rl.demo.web.theme import head, stylesheet_of_app
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega

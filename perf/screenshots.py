@@ -35,8 +35,8 @@ from vlm_rl.demo.files.bundle import write_bundle
 from vlm_rl.demo.numbers.library import find_runs
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.study.plan import load_study
 from vlm_rl.study.run import run_study
+from vlm_rl.study.runs import load_study
 from vlm_rl.toy.counting_squares import SQUARES
 
 MAX_BYTES, MAX_SHEET = 150_000, 400_000  # of a picture, and of a sheet of pages

@@ -26,7 +26,7 @@ from vlm_rl.demo.server import make_server
 from vlm_rl.demo.web.access import Access
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.study.plan import load_study
+from vlm_rl.study.runs import load_study
 from vlm_rl.toy.counting_squares import SQUARES
 
 pytestmark = pytest.mark.slow

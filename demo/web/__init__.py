@@ -1,11 +1,12 @@
 """What makes the page safe and its text readable: templates, Markdown, formulas, and who may ask.
 
-    rendering   every piece of HTML, from templates that escape
-    theme       style sheets and scripts
-    access      by Host, Origin and token
-    uploads     visitors' pictures, in memory
+    rendering       every piece of HTML, from templates that escape
+    theme           style sheets and scripts
+    access          by Host, Origin and token
+    request_guard   what a request may hold, before Gradio reads it
+    uploads         visitors' pictures, in memory
 
 Private to this room: markdown and formulas.
 """
 
-__all__ = ["access", "rendering", "theme", "uploads"]
+__all__ = ["access", "rendering", "request_guard", "theme", "uploads"]

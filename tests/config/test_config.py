@@ -19,7 +19,7 @@ from vlm_rl.config.foreign_names import settings
 from vlm_rl.config.key_reference import find_keys, pages
 from vlm_rl.errors import UserError
 from vlm_rl.run.terminal import resume_command
-from vlm_rl.study.plan import load_study
+from vlm_rl.study.runs import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -25,10 +25,10 @@ from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_events import JOIN, arrival, first_bodies, run_event
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
-from vlm_rl.demo import request_guard
 from vlm_rl.demo.live.endpoints import Endpoint
 from vlm_rl.demo.live.panel import LiveOptions
 from vlm_rl.demo.server import make_server
+from vlm_rl.demo.web import request_guard
 
 CANARY = "canary-" + uuid.uuid4().hex
 touched: list[object] = []  # what the process opened, resolved or connected to with the canary in its name

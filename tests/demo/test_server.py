@@ -55,7 +55,7 @@ def test_a_head_that_does_not_come_ends_the_connection(served, monkeypatch, firs
 
 @pytest.mark.parametrize("sent", [HALF_A_PICTURE, HALF_AN_EVENT])
 def test_a_body_that_does_not_come_is_answered_408(served, monkeypatch, sent):
-    monkeypatch.setattr("vlm_rl.demo.request_guard.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("vlm_rl.demo.web.request_guard.BODY_SECONDS", 0.3)
     with connection(served, sent) as opened:
         assert last_words(opened).startswith(b"HTTP/1.1 408")
 

@@ -11,10 +11,10 @@ import numpy as np
 import yaml
 
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.study.plan import Planned
+from vlm_rl.study.runs import StudyRun
 
 # metrics of a step: (planned, step) -> name -> value
-Metrics = Callable[[Planned, int], Mapping[str, float]]
+Metrics = Callable[[StudyRun, int], Mapping[str, float]]
 
 
 def study_tree(**changes: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def write_study(path: Path, tree: Mapping[str, Any]) -> Path:
 
 
 def write_run(
-    planned: Planned,
+    planned: StudyRun,
     metrics: Metrics,
     *,
     steps: int | None = None,
@@ -83,7 +83,7 @@ def _row(correct: bool, length: int) -> dict[str, Any]:
     }
 
 
-def lively(planned: Planned, step: int) -> dict[str, float]:
+def lively(planned: StudyRun, step: int) -> dict[str, float]:
     """Return curves with a shape, different for every rule and seed; what a real run logs."""
     name = sum(map(ord, planned.rule))
     rng = np.random.default_rng([name, planned.seed, step])
@@ -115,7 +115,7 @@ def lively(planned: Planned, step: int) -> dict[str, float]:
     return values
 
 
-def lively_evals(planned: Planned, *, count: int = 40) -> dict[int, tuple[list[bool], list[int]]]:
+def lively_evals(planned: StudyRun, *, count: int = 40) -> dict[int, tuple[list[bool], list[int]]]:
     """Return an evaluation at the beginning, in the middle and at the end."""
     steps = planned.config.train.steps
     found = {}

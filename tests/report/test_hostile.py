@@ -16,8 +16,8 @@ from tests.helpers.images import noise_png
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data_prep.report import write_report as write_set_report
 from vlm_rl.report.run_report import write_report
-from vlm_rl.study.plan import load_study
 from vlm_rl.study.run import run_study
+from vlm_rl.study.runs import load_study
 from vlm_rl.types import Problem
 
 # What only a run's own text could have put on the page: charts bring a form, smoothing a slider.

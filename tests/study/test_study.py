@@ -37,7 +37,6 @@ from vlm_rl.stats import smooth
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings
 from vlm_rl.study.launch import Launch
-from vlm_rl.study.plan import Study, load_study
 from vlm_rl.study.results import (
     RunNumbers,
     SeedBand,
@@ -52,6 +51,7 @@ from vlm_rl.study.results import (
     stretch_mean,
     thinned,
 )
+from vlm_rl.study.runs import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[2]
 

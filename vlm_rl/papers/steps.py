@@ -14,7 +14,7 @@ from vlm_rl.papers.downloads import MODELS, TRAINING_SETS, Download, benchmark_d
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import start_command
 from vlm_rl.study.launch import Launch
-from vlm_rl.study.plan import Planned
+from vlm_rl.study.runs import StudyRun
 
 RANKS_OF_A_NODE = 8
 CODE_PROMPT_TOKENS = 2048  # ours: a program's question with its examples
@@ -27,7 +27,7 @@ class PlannedRun:
     run: PaperRun
     file: Path  # its configuration
     changes: Sequence[str]  # to it, as key=value
-    planned: Planned
+    planned: StudyRun
 
     def command(self, ranks: int) -> str:
         """Return the command that trains it by hand."""
@@ -85,7 +85,7 @@ def plan_runs(
         changed = [*run.changes, *changes(place, config)]
         if len(changed) > len(run.changes):
             config = load_config(file, changed)
-        runs.append(PlannedRun(run, file, changed, Planned(run.title, config.seed, run.model, config)))
+        runs.append(PlannedRun(run, file, changed, StudyRun(run.title, config.seed, run.model, config)))
     return runs
 
 

@@ -17,8 +17,8 @@ from vlm_rl.report import vega
 from vlm_rl.report.charts.lines import Series
 from vlm_rl.report.figures import CurveFigure, figure_grid, metric_section
 from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
-from vlm_rl.study.plan import Study
 from vlm_rl.study.results import NUM_END_DECILES, SeedBand, StudyResults, seed_band, thinned
+from vlm_rl.study.runs import Study
 from vlm_rl.study.tables import RuleStyle, difference_section, final_section, rule_styles, stability_section
 
 _PARTS = macros("vlm_rl.study", "parts.html")

@@ -23,7 +23,7 @@ from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.stability import FIRST, FIRST_LOSSES
 from vlm_rl.stats import Estimate, estimate, smooth
-from vlm_rl.study.plan import Planned, Study
+from vlm_rl.study.runs import Study, StudyRun
 
 NUM_END_DECILES = 3  # tenths of the responses that count as the shortest and as the longest
 
@@ -135,7 +135,7 @@ class SeedBand:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def collect(study: Study, planned: Sequence[Planned]) -> StudyResults:
+def collect(study: Study, planned: Sequence[StudyRun]) -> StudyResults:
     """Read every finished run of a study's plan."""
     reasons = [(run, missing_reason(run)) for run in planned]
     return StudyResults(
@@ -147,7 +147,7 @@ def collect(study: Study, planned: Sequence[Planned]) -> StudyResults:
     )
 
 
-def missing_reason(planned: Planned) -> str:
+def missing_reason(planned: StudyRun) -> str:
     """Return why some numbers of a run are not recorded yet; empty if all are."""
     run, config = RunDirectory(planned.out), planned.config
     if not (planned.out / "config.yaml").is_file():
@@ -163,7 +163,7 @@ def missing_reason(planned: Planned) -> str:
     return ""
 
 
-def read_run(planned: Planned) -> RunNumbers:
+def read_run(planned: StudyRun) -> RunNumbers:
     """Read the numbers of one finished run."""
     run = RunCurves(RunDirectory(planned.out))
     curves = {name: curve for name, curve in _curves(run, planned).items() if np.isfinite(curve.values).any()}
@@ -203,7 +203,7 @@ def _stability(run: RunCurves) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _curves(run: RunCurves, planned: Planned) -> dict[str, StepCurve]:
+def _curves(run: RunCurves, planned: StudyRun) -> dict[str, StepCurve]:
     curves = {name: StepCurve(*run.metric(name)) for name in _LOGGED}
     steps, part = run.metric("rewards/accuracy/mean")
     weight = planned.config.reward.accuracy

@@ -33,8 +33,8 @@ from vlm_rl.run.terminal import clock, make_console, visible
 from vlm_rl.study.findings import findings
 from vlm_rl.study.launch import Launch
 from vlm_rl.study.page import write_study_page
-from vlm_rl.study.plan import Planned, Study, load_study
 from vlm_rl.study.results import as_csv, as_json, collect, missing_reason
+from vlm_rl.study.runs import Study, StudyRun, load_study
 
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 15
@@ -74,7 +74,7 @@ def run_study(
     return 1 if failed else 0
 
 
-def run_all(study: Study, planned: Sequence[Planned], out: Path, *, launch: Launch) -> list[Planned]:
+def run_all(study: Study, planned: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
     """Train all runs that are not finished and return those that failed.
 
     Args:
@@ -91,7 +91,7 @@ def run_all(study: Study, planned: Sequence[Planned], out: Path, *, launch: Laun
     return train_missing(planned, out, launch=launch)
 
 
-def train_missing(planned: Sequence[Planned], out: Path, *, launch: Launch) -> list[Planned]:
+def train_missing(planned: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
     """Train the runs that are not finished and return those that failed.
 
     Args:
@@ -115,7 +115,7 @@ def train_missing(planned: Sequence[Planned], out: Path, *, launch: Launch) -> l
     return runner.failed
 
 
-def write_results(study: Study, planned: Sequence[Planned], out: Path) -> None:
+def write_results(study: Study, planned: Sequence[StudyRun], out: Path) -> None:
     """Write comparison.html, comparison.json and curves.csv about the finished runs."""
     results = collect(study, planned)
     sentences = findings(results)
@@ -134,7 +134,7 @@ def write_results(study: Study, planned: Sequence[Planned], out: Path) -> None:
 # -- what is there already -----------------------------------------------------------------------
 
 
-def is_finished(planned: Planned) -> bool:
+def is_finished(planned: StudyRun) -> bool:
     """Return whether all numbers of a run are recorded and the checkpoint of its last step verifies."""
     if missing_reason(planned):
         return False
@@ -146,11 +146,11 @@ def is_finished(planned: Planned) -> bool:
         return False
 
 
-def _begun(planned: Planned) -> bool:
+def _begun(planned: StudyRun) -> bool:
     return (planned.out / "config.yaml").is_file()
 
 
-def _refuse_a_different_run(planned: Planned) -> None:
+def _refuse_a_different_run(planned: StudyRun) -> None:
     """Raise UserError if the folder holds a run that the study file, as it is now, would not make."""
     if not _begun(planned):
         return
@@ -172,7 +172,7 @@ def _refuse_a_different_run(planned: Planned) -> None:
         )
 
 
-def _resumable(planned: Planned) -> Planned:
+def _resumable(planned: StudyRun) -> StudyRun:
     """Return the run with the spelling of `out` that it was started with, since a resume compares the texts."""
     if not _begun(planned):
         return planned
@@ -182,7 +182,7 @@ def _resumable(planned: Planned) -> Planned:
             f"{planned.out} was started as {there} and cannot resume from a different place: move it back, run the "
             "command in the folder where it was first run, or remove the run"
         )
-    return Planned(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
+    return StudyRun(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def _exclusive(out: Path) -> Iterator[int]:
 class RunProcess:
     """A run in training."""
 
-    planned: Planned
+    planned: StudyRun
     process: subprocess.Popen[bytes]
     started: float  # of time.monotonic
     slot: int = 0  # which of the jobs that run at a time
@@ -226,7 +226,7 @@ class RunProcess:
 class StudyRunner:
     """Trains a list of runs, launch.jobs at a time, and stops them on a signal."""
 
-    def __init__(self, waiting: Sequence[Planned], *, num_done: int, launch: Launch, lock: int) -> None:
+    def __init__(self, waiting: Sequence[StudyRun], *, num_done: int, launch: Launch, lock: int) -> None:
         """Start nothing yet.
 
         Args:
@@ -237,7 +237,7 @@ class StudyRunner:
         """
         self.waiting = list(waiting)
         self.working: list[RunProcess] = []
-        self.failed: list[Planned] = []
+        self.failed: list[StudyRun] = []
         self.num_done = num_done
         self.num_all = num_done + len(waiting)
         self.launch = launch
@@ -270,7 +270,7 @@ class StudyRunner:
         if self.signals:
             raise KeyboardInterrupt if self.signals[0] == signal.SIGINT else StoppedError
 
-    def _start(self, planned: Planned) -> None:
+    def _start(self, planned: StudyRun) -> None:
         slot = min(set(range(self.launch.jobs)) - {run.slot for run in self.working})
         resume = ["--resume"] if _begun(planned) else []
         planned_here = _resumable(planned)

@@ -13,7 +13,6 @@ from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.vega import embed
 from vlm_rl.run.stability import FEWEST, GROWTH
 from vlm_rl.stats import Estimate
-from vlm_rl.study.plan import Study
 from vlm_rl.study.results import (
     StudyResults,
     difference,
@@ -23,6 +22,7 @@ from vlm_rl.study.results import (
     measure_title,
     stability_estimate,
 )
+from vlm_rl.study.runs import Study
 
 _PARTS = macros("vlm_rl.study", "parts.html")
 _STUDY = macros("vlm_rl.study", "study.html")

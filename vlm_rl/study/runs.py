@@ -48,7 +48,7 @@ _SHARED_KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class StudyRun:
     """One run of a study."""
 
     rule: str
@@ -141,7 +141,7 @@ class Study(ConfigSection):
         """Return G of each rule."""
         return {run.rule: run.config.rollout.responses_per_prompt for run in self.runs(Path())}
 
-    def runs(self, out: Path) -> list[Planned]:
+    def runs(self, out: Path) -> list[StudyRun]:
         """Return every run below `out`, all rules of the first seed first: a part of the list is balanced too.
 
         Raises UserError, naming the rule and the key, where any of the configurations is not valid.
@@ -150,7 +150,7 @@ class Study(ConfigSection):
         pairs = [(seed, starts[place % len(starts)]) for place, seed in enumerate(self.seeds)]
         return [self._planned(rule, seed, start, out) for seed, start in pairs for rule in self.rule_names]
 
-    def _planned(self, rule: str, seed: int, start: str, out: Path) -> Planned:
+    def _planned(self, rule: str, seed: int, start: str, out: Path) -> StudyRun:
         where = f"{self._where}: rules.{rule}"
         tree = deepcopy(self.base)
         changes = dict(leaves(self.rules[rule]))
@@ -174,7 +174,7 @@ class Study(ConfigSection):
             resolve_algorithm(config.algorithm)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-        return Planned(rule, seed, start, config)
+        return StudyRun(rule, seed, start, config)
 
 
 def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
