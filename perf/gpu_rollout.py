@@ -2,7 +2,6 @@
 
     python perf/gpu_rollout.py                        # the tiny model; 16, 64 and 128 responses; on a card or a CPU
     python perf/gpu_rollout.py --responses 128 --model FOLDER
-    python perf/gpu_rollout.py --cores                # vLLM's own engine core in this process, and in one of its own
 
 All ways take turns in one engine, each behind a run of vLLM's own, with which it is compared. A row has medians over
 the rounds, and in a round over the decode steps with all responses in progress. Times of the host are of this thread:
@@ -13,10 +12,7 @@ stands alone. On a card a step of the device lasts from its first operation to i
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -32,8 +28,8 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.vllm.engine import VllmSampler, import_vllm
-from vlm_rl.samplers.vllm.options import engine_options, prompt_request, sampling_options
+from vlm_rl.samplers.vllm.engine import VllmSampler
+from vlm_rl.samplers.vllm.options import prompt_request, sampling_options
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.types import Problem, Prompt
@@ -245,77 +241,15 @@ def print_table(responses: int, measured: list[dict[str, dict[str, float]]]) -> 
         print(f"| {name} | {' | '.join(f'{row[column]:.2f}' for column in columns)} |", flush=True)
 
 
-# --- where the engine core is -----------------------------------------------------------------------
-
-CORES = {"in this process": "0", "in one of its own": "1"}
-
-
-def compare_cores(options: argparse.Namespace, model: Path) -> None:
-    """Print the milliseconds of a step of vLLM's own, start to end, for both places of its engine core."""
-    print(
-        "\n| vLLM's engine core |"
-        + "".join(f" {responses} responses, ms a step |" for responses in options.responses)
-    )
-    print("|---|" + "---|" * len(options.responses))
-    for name, apart in CORES.items():
-        words = [sys.executable, __file__, "--model", model, "--core", apart, "--rounds", str(options.rounds)]
-        words += ["--tokens", str(options.tokens), "--responses", *map(str, options.responses)]
-        said = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        print(f"| {name} | {' | '.join(said.splitlines()[-1].split())} |", flush=True)
-
-
-def time_core(options: argparse.Namespace) -> None:
-    """Print, for each number of responses, the milliseconds of a step: the median over the rounds."""
-    builder = PromptBuilder(options.model, template=TEMPLATES["think_box"], max_pixels=100_352)
-    vllm = import_vllm()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = options.core
-    settings = engine_options(
-        model_path=str(options.model),
-        builder=builder,
-        max_model_len=512 + options.tokens,
-        batch_size=max(options.responses),
-        dtype=torch.bfloat16 if has_gpu() else torch.float32,
-        seed=0,
-        on_cpu=not has_gpu(),
-        options=None,
-    )
-    engine = vllm.LLM(**settings)
-    problem = Problem(id="0", question="How many are there?", images=(), answer="4", answer_type="integer")
-    request = prompt_request(builder.build(problem).sampler_ids.tolist(), ())
-    params = SamplingParams(temperature=1.0, max_tokens=options.tokens, responses=1)
-    of_all = []
-    for responses in options.responses:
-        asked = []
-        for seed in range(responses):
-            setting = sampling_options(vllm, params, seed=seed, eos_ids=[], banned_ids=list(builder.banned_ids))
-            setting.ignore_eos = True
-            asked.append(setting)
-        seconds = []
-        for _ in range(options.rounds + 1):
-            begun = time.perf_counter()
-            engine.generate([request] * responses, asked, use_tqdm=False)
-            seconds.append(time.perf_counter() - begun)
-        of_all.append(1e3 * statistics.median(seconds[1:]) / options.tokens)
-    print(" ".join(f"{milliseconds:.2f}" for milliseconds in of_all), flush=True)
-    os._exit(0)  # vLLM's processes end with this one
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", type=int, nargs="+", default=[16, 64, 128])
     parser.add_argument("--tokens", type=int, default=32, help="of a response")
     parser.add_argument("--rounds", type=int, default=6, help="beside one that warms up")
     parser.add_argument("--model", type=Path, help="a folder (default: the tiny model)")
-    parser.add_argument("--cores", action="store_true", help="compare the places of vLLM's engine core")
-    parser.add_argument("--core", choices=[*CORES.values()], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.core:
-        time_core(options)
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or build_tiny_model(Path(folder, "model"))
-        if options.cores:
-            compare_cores(options, model)
-            return
         bench = Bench(model, most=max(options.responses), tokens=options.tokens)
         for responses in options.responses:
             print_table(responses, measure(bench, responses, rounds=options.rounds))

@@ -16,7 +16,7 @@ from pathlib import Path
 from vlm_rl.config import Config, load_config, save_config
 from vlm_rl.devices import default_device, has_gpu, model_dtype
 
-LONGEST = 60.0  # seconds that a run waits for it; what is missing then is compiled by the run's own engine
+LONGEST = 30.0  # seconds that a run waits for it; what is missing then is compiled by the run's own engine
 
 
 @contextmanager
