@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from tests.helpers.families import TILED_FAMILIES, VISION_FAMILIES
-from tests.helpers.family_rows import response_logp
+from tests.helpers.family_rows import WITH_EXPERTS, response_logp
 from tests.helpers.groups import load_reference
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.rotation import todays
@@ -206,8 +206,11 @@ def test_every_family_trains_adapters_in_shards_on_a_gpu(
 ) -> None:
     """A pretended one: loaded in shards, adapters, KL to their base, weights streamed and proven, and resumed."""
     data = seen["images"] if model_type in VISION_FAMILIES else sums
+    lora: dict[str, Any] = {"rank": 4}
+    if model_type in WITH_EXPERTS:
+        lora["targets"] = ["q_proj", "k_proj", "v_proj", "o_proj"]
     settings: dict[str, Any] = {
-        "model": {"path": str(family_model(model_type)), "dtype": "float32", "lora": {"rank": 4}},
+        "model": {"path": str(family_model(model_type)), "dtype": "float32", "lora": lora},
         "data": {"train": [str(data)], "max_prompt_tokens": 300},
         "algorithm": {"name": "grpo", "kl_coef": 0.01},
         "reward": COIN,

@@ -216,15 +216,26 @@ def sharded_loading(config: TrainConfig | None, dtype: torch.dtype) -> Iterator[
         unset_hf_deepspeed_config()  # an exception's traceback may still reference it
 
 
+READ_THEIR_PARTS = ("VisionEmbeddings", "GatedDeltaNet")
+"""Ends of the names of classes whose forward reads a weight without calling the module that has it: GLM-4V's table of
+positions, and the convolution of linear attention."""
+
+
 @contextmanager
 def gathered_where_used(model: nn.Module) -> Iterator[None]:
     """Let a model that was loaded in shards compute without an engine: each module gathers its own parameters.
 
+    Those of READ_THEIR_PARTS gather what their parts have as well.
     Collective: all ranks call the same modules in the same order. A model that is not sharded stays as it is.
     """
     hooks = []
+    together = [module for module in model.modules() if type(module).__name__.endswith(READ_THEIR_PARTS)]
+    inside = {part for module in together for part in module.modules() if part is not module}
     for module in model.modules():
-        if own := [parameter for parameter in module.parameters(recurse=False) if hasattr(parameter, "ds_id")]:
+        if module in inside:
+            continue
+        own = [p for p in module.parameters(recurse=module in together) if hasattr(p, "ds_id")]
+        if own:
             whole = gathered(own, zero_stage=3)
             hooks.append(module.register_forward_pre_hook(lambda *_, whole=whole: whole.__enter__()))
             hooks.append(module.register_forward_hook(lambda *_, whole=whole: whole.__exit__(None, None, None)))
