@@ -200,7 +200,7 @@ def test_every_family_is_fine_tuned_and_exported(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", todays(sorted(SUPPORTED.keys() - {"llava_onevision"}), days=6))  # not yet
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=6))
 def test_every_family_trains_adapters_in_shards_on_a_gpu(
     model_type: str, toys: Toys, seen: dict[str, Path], sums: Path, family_model: Callable[[str], Path]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -216,27 +216,31 @@ def sharded_loading(config: TrainConfig | None, dtype: torch.dtype) -> Iterator[
         unset_hf_deepspeed_config()  # an exception's traceback may still reference it
 
 
-READ_THEIR_PARTS = ("VisionEmbeddings", "GatedDeltaNet")
-"""Ends of the names of classes whose forward reads a weight without calling the module that has it: GLM-4V's table of
-positions, and the convolution of linear attention."""
+_READ_PARTS = {"VisionEmbeddings": "position_embedding", "GatedDeltaNet": "conv1d"}
+"""Ends of the names of classes whose forward reads a part's weight without calling the part: GLM-4V's embeddings, and
+linear attention."""
+
+
+def register_reads(module: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    """Have sharded parameters of a module's parts whole during its own forward and backward pass, too."""
+    for parameter in parameters:
+        if hasattr(parameter, "ds_id"):
+            import_deepspeed().zero.register_external_parameter(module, parameter)
 
 
 @contextmanager
 def gathered_where_used(model: nn.Module) -> Iterator[None]:
-    """Let a model that was loaded in shards compute without an engine: each module gathers its own parameters.
+    """Let a model that was loaded in shards compute without an engine: each module gathers the parameters it reads.
 
-    Those of READ_THEIR_PARTS gather what their parts have as well.
     Collective: all ranks call the same modules in the same order. A model that is not sharded stays as it is.
     """
     hooks = []
-    together = [module for module in model.modules() if type(module).__name__.endswith(READ_THEIR_PARTS)]
-    inside = {part for module in together for part in module.modules() if part is not module}
-    for module in model.modules():
-        if module in inside:
-            continue
-        own = [p for p in module.parameters(recurse=module in together) if hasattr(p, "ds_id")]
-        if own:
-            whole = gathered(own, zero_stage=3)
+    parts = {module: [*_read_of_parts(module)] for module in model.modules()}
+    held = {id(parameter) for read in parts.values() for parameter in read}  # by whoever calls the part, if anybody
+    for module, more in parts.items():
+        own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in held]
+        if read := [parameter for parameter in (*own, *more) if hasattr(parameter, "ds_id")]:
+            whole = gathered(read, zero_stage=3)
             hooks.append(module.register_forward_pre_hook(lambda *_, whole=whole: whole.__enter__()))
             hooks.append(module.register_forward_hook(lambda *_, whole=whole: whole.__exit__(None, None, None)))
     try:
@@ -244,6 +248,14 @@ def gathered_where_used(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _read_of_parts(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of its parts that a module's forward reads."""
+    yield from getattr(module, "_external_params", {}).values()  # of register_reads
+    for end, part in _READ_PARTS.items():
+        if type(module).__name__.endswith(end) and hasattr(module, part):
+            yield from module.get_submodule(part).parameters()
 
 
 def offload_optimizer(engine: Any) -> None:

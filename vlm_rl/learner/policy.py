@@ -32,7 +32,7 @@ from vlm_rl.learner import lora
 from vlm_rl.learner.architectures import active_window, convolution_width, family_of, is_padded
 from vlm_rl.learner.attention import linear, patches
 from vlm_rl.learner.attention import shared_prefix as attention
-from vlm_rl.learner.deepspeed import sharded_loading
+from vlm_rl.learner.deepspeed import register_reads, sharded_loading
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
@@ -143,6 +143,7 @@ class Policy(nn.Module):
             if not is_used(model.config, name):  # weight decay would still change it
                 parameter.requires_grad_(False)
         self.vision = vision_of(model.config)
+        register_reads(self, model.base_model.parameters(recurse=False))  # LLaVA-OneVision's features have one
         self.family = family_of(model.config)
         self.window = active_window(model.config)
         self.convolution = convolution_width(model.config)
