@@ -87,10 +87,13 @@ def engine_model(folder: Path, tensor_parallel: int) -> Iterator[Any]:
     config = EngineArgs(
         model=str(folder), dtype="bfloat16", max_model_len=256, tensor_parallel_size=tensor_parallel, **options
     ).create_engine_config()
-    os.environ["VLLM_DIST_IDENT"] = f"{os.environ['MASTER_PORT']}-{folder.name}"  # of the ranks' shared memory
+    shared = f"{os.environ['MASTER_PORT']}-{folder.name}"
+    os.environ["VLLM_DIST_IDENT"] = shared  # names the memory in which ranks reduce; vLLM leaves it behind
     with set_current_vllm_config(config):
         init_distributed_environment(world_size(), rank(), "env://", 0, backend="gloo")
         ensure_model_parallel_initialized(tensor_parallel, 1)
         with set_default_torch_dtype(DTYPE):
             yield initialize_model(vllm_config=config)
         destroy_model_parallel()
+    for path in Path("/dev/shm").glob(f"{shared}-tp:*"):
+        path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import sys
 import time
 from functools import partial
 from multiprocessing.context import BaseContext
+from typing import Any
 
 from vlm_rl.cli import main
 
@@ -19,7 +20,8 @@ _get_context = multiprocessing.get_context
 
 def _forking(method: str | None = None) -> BaseContext:
     """Return the context that forks. vLLM asks for it before it starts a process, when its modules are there."""
-    if (queues := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast")) is not None:
+    queues: Any = sys.modules.get("vllm.distributed.device_communicators.shm_broadcast")
+    if queues is not None:
         queues.sched_yield = partial(time.sleep, 0.0005)
     return _get_context("fork" if method == "spawn" else method)
 
