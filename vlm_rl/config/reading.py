@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -154,7 +154,7 @@ def _open(path: Path) -> Any:
     if path.is_dir():
         raise UserError(f"{path} is no file: give a YAML file")
     try:
-        plain = read_yaml(read_small(path), _plain)
+        plain = _parsed(read_small(path))
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except (OSError, ValueError) as error:
@@ -165,6 +165,13 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is a file of {trainer}, by its keys; {converting(path)}")
     _refuse_interpolation(plain, str(path))  # a merge would carry it out
     return _all_in_home(plain)
+
+
+@lru_cache(
+    maxsize=64
+)  # 20 ms for a run's own, which a demo asks for in a dozen places; nothing may change what it gets
+def _parsed(text: str) -> Any:
+    return read_yaml(text, _plain)
 
 
 def _plain(text: str) -> Any:

@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from vlm_rl.config import conflicts
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.engines import vllm_conflicts
-from vlm_rl.config.names import is_server_address
 
 Quantization = Literal["fp8"]
 ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as well
 LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
-_LONGEST_WAIT = 3600.0  # for servers: half of distributed.COLLECTIVE_TIMEOUT
 
 
 class RolloutConfig(ConfigSection):
@@ -99,100 +98,9 @@ class RolloutConfig(ConfigSection):
         return self.carry_over is not None or self.ahead > 0
 
     def conflicts(self) -> Iterator[str]:
-        if self.carry_over is not None and self.sampler == "server":
-            yield (
-                f"carry_over is {self.carry_over}, and sampler is server, which answers whole groups alone: leave "
-                "carry_over out, or use an engine in this process"
-            )
-        if self.ahead and self.sampler != "server":
-            yield (
-                f"ahead is {self.ahead}, and sampler is {self.sampler}, which samples in the learner's process: set "
-                "sampler to server, or leave ahead out"
-            )
-        if self.ahead and self.carry_over is not None:
-            yield f"ahead is {self.ahead}, and carry_over is {self.carry_over}: leave one of them out"
-        if self.max_age is not None and self.max_age >= max(self.ahead, 1):
-            yield (
-                f"max_age is {self.max_age}, and ahead is {self.ahead}: no token is older than ahead; lower max_age, "
-                "or leave it out"
-            )
-        if self.carry_over is not None and self.tensor_parallel > 1:
-            yield (
-                f"carry_over is {self.carry_over}, and tensor_parallel is {self.tensor_parallel}: the ranks of an "
-                "engine would stop at different responses; leave one of them out"
-            )
-        if self.carry_over is not None and self.replay_routing:
-            yield (
-                f"carry_over is {self.carry_over}, and replay_routing is true, which knows the routing of one "
-                "rollout alone: leave one of them out"
-            )
-        if bool(self.servers) != (self.sampler == "server"):
-            yield (
-                f"sampler is {self.sampler!r} and servers is {self.servers!r}: sampler: server needs addresses, "
-                "and no other engine uses them"
-            )
+        yield from conflicts.of_age(self)
+        yield from conflicts.of_servers(self)
         yield from vllm_conflicts(self.vllm)
-        if self.offload_optimizer and self.sampler == "server":
-            yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
-        if self.batch_invariant and self.sampler not in ("vllm", "server"):
-            yield (
-                f"batch_invariant is true, and sampler is {self.sampler}: the kernels are vLLM's; set sampler to "
-                "vllm or server"
-            )
-        if self.tensor_parallel > 1 and self.sampler not in ("vllm", "server"):
-            yield (
-                f"tensor_parallel is {self.tensor_parallel}, and sampler is {self.sampler}: only vLLM divides a "
-                "model; set sampler to vllm or server"
-            )
-        if self.tensor_parallel > 1 and self.vllm.get("enable_expert_parallel"):
-            yield (
-                f"tensor_parallel is {self.tensor_parallel}, and vllm.enable_expert_parallel is true: the proof of a "
-                "sync knows experts that are divided, not dealt out; leave it out"
-            )
-        if self.quantization and self.sampler not in ("vllm", "server"):
-            yield (
-                f"quantization is {self.quantization}, and sampler is {self.sampler}: only vLLM rounds weights; set "
-                "sampler to vllm or server"
-            )
-        if self.quantization and self.max_gap is None:
-            yield (
-                f"quantization is {self.quantization}, and max_gap is null: its default is what rounding to bfloat16 "
-                f"explains, and {self.quantization} is coarser; set max_gap, to begin with to 0.3, and then to "
-                "three times what rollout/logprob_gap shows in the first steps"
-            )
-        if self.replay_routing and self.sampler == "server":
-            yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
-        if self.vllm.get("speculative_config") is not None:
-            begin = "vllm.speculative_config is set, and"
-            for key in ("top_k", "replay_routing"):
-                if value := getattr(self, key):
-                    yield f"{begin} {key} is {value}, which was not tried with draft tokens: leave one of them out"
-            if self.sampler == "server":
-                yield (
-                    f"{begin} sampler is server: servers ban tokens by a logit bias, which vLLM does not take beside "
-                    "draft tokens; leave it out, or set sampler to vllm"
-                )
-        if isinstance(self.servers, list):
-            yield from (
-                f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
-                for url in self.servers
-                if not is_server_address(url)
-            )
-        if self.server_timeout > _LONGEST_WAIT:
-            yield (
-                f"server_timeout is {self.server_timeout:g}: the ranks wait for each other for two hours, so give at "
-                f"most {_LONGEST_WAIT:g} s, and resume the run when servers are there"
-            )
-        if self.top_p < 1 and not self.top_k:
-            yield (
-                f"top_p is {self.top_p}, and top_k is 0: the learner needs the ids that were kept of each token, "
-                "which a top_k bounds; set top_k, for example to 64, or top_p to 1"
-            )
-        if not self.top_k:
-            return
-        begin = f"top_k is {self.top_k}, and"
-        if self.sampler not in ("transformers", "vllm"):
-            yield f"{begin} sampler is {self.sampler}: only transformers, and vllm on a GPU, tell what they kept"
-        for key in ("carry_over", "replay_routing"):
-            if value := getattr(self, key):
-                yield f"{begin} {key} is {value}, which does not bring the kept ids along: leave one of them out"
+        yield from conflicts.of_engines(self)
+        yield from conflicts.of_drafts(self)
+        yield from conflicts.of_kept_ids(self)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from vlm_rl.config import conflicts
 from vlm_rl.config.algorithm import AlgorithmConfig
 from vlm_rl.config.base import ConfigSection, FractionBelowOne
 from vlm_rl.config.engines import deepspeed_conflicts
@@ -16,7 +16,6 @@ from vlm_rl.config.evaluation import EvalConfig
 from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
 from vlm_rl.config.rollout import RolloutConfig
-from vlm_rl.errors import near
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
 
@@ -180,176 +179,19 @@ class Config(ConfigSection):
         return halved(tokens, self.trained_tokens)
 
     def conflicts(self) -> Iterator[str]:
-        yield from conflicts_of_environment(self.environment, self.rollout, self.data)
-        lora = self.model.lora
-        if lora is not None and lora.sync == "adapter" and self.rollout.sampler not in ("auto", "vllm"):
-            yield (
-                f"model.lora.sync is adapter, and rollout.sampler is {self.rollout.sampler}, which takes merged "
-                "weights alone: use the vllm sampler, or model.lora.sync=merged"
-            )
-        if lora is not None and lora.sync == "adapter" and self.rollout.quantization:
-            yield (
-                f"model.lora.sync is adapter, and rollout.quantization is {self.rollout.quantization}: vLLM would "
-                "add the adapter to rounded weights, which are not the learner's base; set model.lora.sync=merged"
-            )
-        if self.rollout.quantization and self.model.dtype == "float32":
-            yield (
-                f"rollout.quantization is {self.rollout.quantization}, and model.dtype is float32, which vLLM does "
-                "not round: set model.dtype=bfloat16"
-            )
-        if lora is not None and lora.sync == "adapter" and self.rollout.tensor_parallel > 1:
-            yield (
-                f"model.lora.sync is adapter, and rollout.tensor_parallel is {self.rollout.tensor_parallel}: an "
-                "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
-            )
-        yield from conflicts_of_4bit(self.model, self.train)
-        yield from conflicts_of_sequence_parallel(self.model, self.train)
-        known = [Path(path).name for path in self.data.eval]
-        for name in sorted(self.eval.by_set.keys() - {*known}) if known else ():
-            hint = near(name, known, otherwise=f"it has {', '.join(known)}")
-            yield f"eval.by_set.{name}: data.eval has no set of this name; {hint}"
-        if self.algorithm.distillation.servers:
-            if (t := self.rollout.temperature) != 1:
-                yield (
-                    f"rollout.temperature is {t:g}, and algorithm.distillation.servers are given, which score at 1: "
-                    "set it to 1, or let a teacher in this process score"
-                )
-            if (size := self.train.sequence_parallel) > 1:
-                yield (
-                    f"train.sequence_parallel is {size}, and algorithm.distillation.servers are given: each rank of "
-                    "a row would ask for the same scores and might get others; set it to 1, or let a teacher in this "
-                    "process score"
-                )
-            if self.environment.name is not None:
-                yield (
-                    f"environment.name is {self.environment.name}, and algorithm.distillation.servers are given, "
-                    "which score responses without observations: let a teacher in this process score"
-                )
-        if self.rollout.top_k:
-            others = {
-                "model.fused_head": self.model.fused_head,
-                "algorithm.distillation.top_k": self.algorithm.distillation.top_k,
-                "environment.name": self.environment.name,
-            }
-            for key, value in others.items():
-                if value:
-                    yield (
-                        f"rollout.top_k is {self.rollout.top_k}, and {key} is {value}: not built for log-probs over "
-                        "kept ids; leave one of them out"
-                    )
-        if self.model.fused_head and self.algorithm.distillation.top_k:
-            yield (
-                f"model.fused_head is true, and algorithm.distillation.top_k is {self.algorithm.distillation.top_k}: "
-                "the kernels compute the log-probs of one id a token; leave one of them out"
-            )
-        if self.rollout.offload_optimizer:
-            if self.train.zero_stage < 2:
-                yield (
-                    f"rollout.offload_optimizer is true, and train.zero_stage is {self.train.zero_stage}: only the "
-                    "optimizers of ZeRO 2 and 3 can be moved; set train.zero_stage=2, or leave it out"
-                )
-            for key in ("offload_optimizer", "offload_param"):
-                if (device := self.train.offload_device(key)) != "none":
-                    yield (
-                        f"rollout.offload_optimizer is true, and train.deepspeed.zero_optimization.{key}.device is "
-                        f"{device}: DeepSpeed keeps it there all the time; leave one of them out"
-                    )
-        prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
-        if mini > prompts:
-            yield (
-                f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
-                "a mini-batch is a part of the rollout batch; lower the first or raise the second"
-            )
-        if self.train.old_logprobs == "sampler":
-            if self.algorithm.rejection is not None:
-                yield (
-                    f"train.old_logprobs is sampler, and algorithm.rejection is {self.algorithm.rejection}: the "
-                    "learner's own log-probs, which it compares, are not computed; use train.old_logprobs=learner"
-                )
-            if self.rollout.quantization:
-                yield (
-                    f"train.old_logprobs is sampler, and rollout.quantization is {self.rollout.quantization}: the "
-                    "truncated importance correction, which stands for the rounding, needs the learner's own "
-                    "log-probs; use train.old_logprobs=learner"
-                )
-            for key in ("carry_over", "ahead"):
-                if value := getattr(self.rollout, key):
-                    yield (
-                        f"train.old_logprobs is sampler, and rollout.{key} is {value}: the sampler's log-probs of "
-                        "older tokens are those of the weights that sampled them, and the ratio would be clipped by "
-                        "their age; use train.old_logprobs=learner"
-                    )
-        row = self.trained_tokens
-        if self.train.micro_batch_tokens < row:
-            of_what = (
-                "rollout.max_tokens + environment.max_observed_tokens"
-                if self.observed_tokens
-                else "rollout.max_tokens"
-            )
-            yield (
-                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below {of_what} ({row}): "
-                "a response is never split, so a packed row must hold the longest one"
-            )
-        if self.reward.overlong_buffer > self.rollout.max_tokens:
-            yield (
-                f"reward.overlong_buffer ({self.reward.overlong_buffer}) is above rollout.max_tokens "
-                f"({self.rollout.max_tokens}): every response would be penalised"
-            )
-        if self.data.eval and "every" not in self.eval.model_fields_set:
-            yield (
-                f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
-                "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
-            )
-
-
-def conflicts_of_environment(
-    environment: EnvironmentConfig, rollout: RolloutConfig, data: DataConfig
-) -> Iterator[str]:
-    """Yield a message for what is not built for episodes, and for pixels that the engine would resize again."""
-    if environment.name is None:
-        return
-    unfit = {
-        "carry_over": "which continues a response token by token, not turn by turn",
-        "ahead": "whose responses may hold tokens of several weights",
-        "replay_routing": "which has no routing of observed tokens",
-    }
-    begin = f"environment.name is {environment.name}, and rollout"
-    for key, why in unfit.items():
-        if value := getattr(rollout, key):
-            yield f"{begin}.{key} is {value}, {why}: leave one of them out"
-    if rollout.tensor_parallel > 1 and rollout.sampler != "server":
-        yield (
-            f"{begin}.tensor_parallel is {rollout.tensor_parallel}: the ranks of an engine would be answered at "
-            "different times; use rollout.sampler=server, or one rank"
-        )
-    if (low := environment.min_pixels or data.min_pixels) > (high := environment.max_pixels or data.max_pixels):
-        yield f"environment.min_pixels ({low}) is above its max_pixels ({high}); lower the first or raise the second"
-    if low < data.min_pixels or high > data.max_pixels:
-        yield (
-            f"environment.min_pixels and max_pixels ({low} to {high}) go beyond data.min_pixels and data.max_pixels "
-            f"({data.min_pixels} to {data.max_pixels}), which the engine keeps images to: stay inside"
-        )
+        yield from conflicts.of_environment(self.environment, self.rollout, self.data)
+        yield from conflicts.of_synced_weights(self)
+        yield from conflicts.of_4bit(self.model, self.train)
+        yield from conflicts.of_sequence_parallel(self.model, self.train)
+        yield from conflicts.of_evaluated_sets(self)
+        yield from conflicts.of_teacher_servers(self)
+        yield from conflicts.of_token_log_probs(self)
+        yield from conflicts.of_moved_optimizer(self)
+        yield from conflicts.of_sampled_log_probs(self)
+        yield from conflicts.of_batches_and_rows(self)
 
 
 def halved(tokens: int, least: int) -> int | None:
     """Return half of the tokens, at least so many; None if that is no less."""
     half = max(tokens // 2, least)
     return half if half < tokens else None
-
-
-def conflicts_of_sequence_parallel(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """Yield a message where the tokens of padded rows would be divided over ranks."""
-    if train.sequence_parallel > 1 and model.rows == "padded":
-        yield (
-            f"train.sequence_parallel is {train.sequence_parallel}, and model.rows is padded: only packed rows, "
-            "whose attention is ours, are divided; leave one of them out"
-        )
-
-
-def conflicts_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """Yield a message where 4-bit weights meet a stage of ZeRO that cannot divide them."""
-    if model.lora is not None and model.lora.load_in_4bit and train.zero_stage == 3:
-        yield (
-            "model.lora.load_in_4bit is true, and train.zero_stage is 3, which cannot divide packed weights: use "
-            "stage 2"
-        )

@@ -79,21 +79,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     refuse_another_model(options.out, options.model, origin.run)
     judge_model = open_judge_of(options, sets)
     environment, shown_pixels = choose_environment(options.environment, origin.run)
-    builder = PromptBuilder(
-        options.model,
-        template=next((item.how.template for item in sets if item.how.template.tags), sets[0].how.template),
-        min_pixels=min(eval_set.min_pixels for eval_set in sets),
-        max_pixels=min(shown_pixels, max(eval_set.max_pixels for eval_set in sets)),
-        tags="auto" if origin.run is None else origin.run.data.tags,
-    )
-    if origin.run is not None:
-        builder.spell_tags_as(options.model)
-    if (host := open_host(environment, builder, Grader())) is not None:
-        host.close()  # it can be opened; its words are in the prompts from here on
-    for eval_set in sets:
-        builder.with_template(eval_set.how.template).check_template()
-    check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
-    builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
+    builder = _open_builder(options, sets, origin, environment, shown_pixels)
     engine = RolloutConfig(sampler="vllm", tensor_parallel=options.tensor_parallel)
     check_divides(builder.config, engine, setting="--tensor-parallel")
     observed = environment.max_observed_tokens if environment.name else 0
@@ -142,16 +128,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
                 asked[item.name] = _asking(item, options, origin, own, sampler, host)
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
             for eval_set, settings in unanswered(results, sets, settings_of, origin):
-                make_console().print(eval_set.how.line(eval_set.name))
-                if eval_set.note:
-                    make_console().print(f"{eval_set.name}: {eval_set.note}")
-                if part := settings["accuracy_part"]:
-                    make_console().print(f"{eval_set.name}: reward.{part['name']} decides what is right")
-                how = asked[eval_set.name], judgings[eval_set.name]
-                summary = answer_set(eval_set, *how, options, results, settings)
-                make_console().print(score_line(eval_set.name, summary))
-                for line in judge_lines(summary):
-                    make_console().print(line)
+                _answer(eval_set, asked[eval_set.name], judgings[eval_set.name], options, results, settings)
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
     return results
@@ -165,6 +142,52 @@ def _check_alike(options: argparse.Namespace) -> None:
     words = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(options).items() if name != "command"}
     words["--model"] = hub_name(options.model) or words["--model"]
     check_same(all_gather(words), what="command")
+
+
+def _open_builder(
+    options: argparse.Namespace,
+    sets: Sequence[EvalSet],
+    origin: Origin,
+    environment: EnvironmentConfig,
+    shown_pixels: int,
+) -> PromptBuilder:
+    """Open the prompt builder of the model, for all sets. Raises UserError if the prompts of one cannot be built."""
+    builder = PromptBuilder(
+        options.model,
+        template=next((item.how.template for item in sets if item.how.template.tags), sets[0].how.template),
+        min_pixels=min(eval_set.min_pixels for eval_set in sets),
+        max_pixels=min(shown_pixels, max(eval_set.max_pixels for eval_set in sets)),
+        tags="auto" if origin.run is None else origin.run.data.tags,
+    )
+    if origin.run is not None:
+        builder.spell_tags_as(options.model)
+    if (host := open_host(environment, builder, Grader())) is not None:
+        host.close()  # it can be opened; its words are in the prompts from here on
+    for eval_set in sets:
+        builder.with_template(eval_set.how.template).check_template()
+    check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
+    builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
+    return builder
+
+
+def _answer(
+    eval_set: EvalSet,
+    asking: Asking,
+    judging: Judging,
+    options: argparse.Namespace,
+    results: RunDirectory,
+    settings: AnswerSettings,
+) -> None:
+    """Answer one set, and print how and with what score."""
+    console = make_console()
+    console.print(eval_set.how.line(eval_set.name))
+    if eval_set.note:
+        console.print(f"{eval_set.name}: {eval_set.note}")
+    if part := settings["accuracy_part"]:
+        console.print(f"{eval_set.name}: reward.{part['name']} decides what is right")
+    summary = answer_set(eval_set, asking, judging, options, results, settings)
+    for line in (score_line(eval_set.name, summary), *judge_lines(summary)):
+        console.print(line)
 
 
 def _asking(
