@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vlm_rl.config import conflicts
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.engines import vllm_conflicts
+from vlm_rl.config.names import is_server_address
 
 Quantization = Literal["fp8"]
 ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as well
 LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
+_LONGEST_WAIT = 3600.0  # for servers: half of distributed.COLLECTIVE_TIMEOUT
 
 
 class RolloutConfig(ConfigSection):
@@ -98,9 +99,125 @@ class RolloutConfig(ConfigSection):
         return self.carry_over is not None or self.ahead > 0
 
     def conflicts(self) -> Iterator[str]:
-        yield from conflicts.of_age(self)
-        yield from conflicts.of_servers(self)
+        yield from _conflicts_of_age(self)
+        yield from _conflicts_of_servers(self)
         yield from vllm_conflicts(self.vllm)
-        yield from conflicts.of_engines(self)
-        yield from conflicts.of_drafts(self)
-        yield from conflicts.of_kept_ids(self)
+        yield from _conflicts_of_engines(self)
+        yield from _conflicts_of_drafts(self)
+        yield from _conflicts_of_kept_ids(self)
+
+
+def _conflicts_of_age(rollout: RolloutConfig) -> Iterator[str]:
+    """Check what makes tokens old: responses that are carried over, and rollouts ahead of the learner."""
+    if rollout.carry_over is not None and rollout.sampler == "server":
+        yield (
+            f"carry_over is {rollout.carry_over}, and sampler is server, which answers whole groups alone: leave "
+            "carry_over out, or use an engine in this process"
+        )
+    if rollout.ahead and rollout.sampler != "server":
+        yield (
+            f"ahead is {rollout.ahead}, and sampler is {rollout.sampler}, which samples in the learner's process: "
+            "set sampler to server, or leave ahead out"
+        )
+    if rollout.ahead and rollout.carry_over is not None:
+        yield f"ahead is {rollout.ahead}, and carry_over is {rollout.carry_over}: leave one of them out"
+    if rollout.max_age is not None and rollout.max_age >= max(rollout.ahead, 1):
+        yield (
+            f"max_age is {rollout.max_age}, and ahead is {rollout.ahead}: no token is older than ahead; lower "
+            "max_age, or leave it out"
+        )
+    if rollout.carry_over is not None and rollout.tensor_parallel > 1:
+        yield (
+            f"carry_over is {rollout.carry_over}, and tensor_parallel is {rollout.tensor_parallel}: the ranks of an "
+            "engine would stop at different responses; leave one of them out"
+        )
+    if rollout.carry_over is not None and rollout.replay_routing:
+        yield (
+            f"carry_over is {rollout.carry_over}, and replay_routing is true, which knows the routing of one "
+            "rollout alone: leave one of them out"
+        )
+
+
+def _conflicts_of_servers(rollout: RolloutConfig) -> Iterator[str]:
+    """Check the addresses of servers, how long a run waits for them, and what they do not do."""
+    if bool(rollout.servers) != (rollout.sampler == "server"):
+        yield (
+            f"sampler is {rollout.sampler!r} and servers is {rollout.servers!r}: sampler: server needs addresses, "
+            "and no other engine uses them"
+        )
+    if rollout.offload_optimizer and rollout.sampler == "server":
+        yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
+    if rollout.replay_routing and rollout.sampler == "server":
+        yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
+    if isinstance(rollout.servers, list):
+        yield from (
+            f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
+            for url in rollout.servers
+            if not is_server_address(url)
+        )
+    if rollout.server_timeout > _LONGEST_WAIT:
+        yield (
+            f"server_timeout is {rollout.server_timeout:g}: the ranks wait for each other for two hours, so give at "
+            f"most {_LONGEST_WAIT:g} s, and resume the run when servers are there"
+        )
+
+
+def _conflicts_of_engines(rollout: RolloutConfig) -> Iterator[str]:
+    """Check what only some engines can do."""
+    if rollout.batch_invariant and rollout.sampler not in ("vllm", "server"):
+        yield (
+            f"batch_invariant is true, and sampler is {rollout.sampler}: the kernels are vLLM's; set sampler to "
+            "vllm or server"
+        )
+    if rollout.tensor_parallel > 1 and rollout.sampler not in ("vllm", "server"):
+        yield (
+            f"tensor_parallel is {rollout.tensor_parallel}, and sampler is {rollout.sampler}: only vLLM divides a "
+            "model; set sampler to vllm or server"
+        )
+    if rollout.tensor_parallel > 1 and rollout.vllm.get("enable_expert_parallel"):
+        yield (
+            f"tensor_parallel is {rollout.tensor_parallel}, and vllm.enable_expert_parallel is true: the proof of a "
+            "sync knows experts that are divided, not dealt out; leave it out"
+        )
+    if rollout.quantization and rollout.sampler not in ("vllm", "server"):
+        yield (
+            f"quantization is {rollout.quantization}, and sampler is {rollout.sampler}: only vLLM rounds weights; "
+            "set sampler to vllm or server"
+        )
+    if rollout.quantization and rollout.max_gap is None:
+        yield (
+            f"quantization is {rollout.quantization}, and max_gap is null: its default is what rounding to bfloat16 "
+            f"explains, and {rollout.quantization} is coarser; set max_gap, to begin with to 0.3, and then to "
+            "three times what rollout/logprob_gap shows in the first steps"
+        )
+
+
+def _conflicts_of_drafts(rollout: RolloutConfig) -> Iterator[str]:
+    """Check what is sampled with draft tokens."""
+    if rollout.vllm.get("speculative_config") is not None:
+        begin = "vllm.speculative_config is set, and"
+        for key in ("top_k", "replay_routing"):
+            if value := getattr(rollout, key):
+                yield f"{begin} {key} is {value}, which was not tried with draft tokens: leave one of them out"
+        if rollout.sampler == "server":
+            yield (
+                f"{begin} sampler is server: servers ban tokens by a logit bias, which vLLM does not take beside "
+                "draft tokens; leave it out, or set sampler to vllm"
+            )
+
+
+def _conflicts_of_kept_ids(rollout: RolloutConfig) -> Iterator[str]:
+    """Check truncated distributions, of which the learner needs the ids that were kept."""
+    if rollout.top_p < 1 and not rollout.top_k:
+        yield (
+            f"top_p is {rollout.top_p}, and top_k is 0: the learner needs the ids that were kept of each token, "
+            "which a top_k bounds; set top_k, for example to 64, or top_p to 1"
+        )
+    if not rollout.top_k:
+        return
+    begin = f"top_k is {rollout.top_k}, and"
+    if rollout.sampler not in ("transformers", "vllm"):
+        yield f"{begin} sampler is {rollout.sampler}: only transformers, and vllm on a GPU, tell what they kept"
+    for key in ("carry_over", "replay_routing"):
+        if value := getattr(rollout, key):
+            yield f"{begin} {key} is {value}, which does not bring the kept ids along: leave one of them out"

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vlm_rl.config import conflicts
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.policy import DataConfig, ModelConfig
 from vlm_rl.config.training import (
     CheckpointConfig,
     TrackersConfig,
     TrainConfig,
+    conflicts_of_4bit,
+    conflicts_of_sequence_parallel,
     halved,
 )
 
@@ -74,8 +75,8 @@ class SftConfig(ConfigSection):
         return halved(tokens, self.data.max_response_tokens)
 
     def conflicts(self) -> Iterator[str]:
-        yield from conflicts.of_4bit(self.model, self.train)
-        yield from conflicts.of_sequence_parallel(self.model, self.train)
+        yield from conflicts_of_4bit(self.model, self.train)
+        yield from conflicts_of_sequence_parallel(self.model, self.train)
         if self.train.old_logprobs != "learner":
             yield "train.old_logprobs is sampler, and nothing is sampled here: leave it out"
         if self.train.warmup_rollout_steps:
