@@ -27,6 +27,7 @@ import torch
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.vllm.engine import VllmSampler
 from vlm_rl.samplers.vllm.options import prompt_request, sampling_options
@@ -102,11 +103,13 @@ class Bench:
         self.builder = PromptBuilder(model, template=TEMPLATES["think_box"], max_pixels=100_352)
         sampler = make_sampler(
             "vllm",
-            model_path=str(model),
-            builder=self.builder,
-            max_model_len=512 + tokens,
-            batch_size=most,
-            dtype=torch.bfloat16 if has_gpu() else torch.float32,
+            EngineSettings(
+                model_path=str(model),
+                builder=self.builder,
+                max_model_len=512 + tokens,
+                batch_size=most,
+                dtype=torch.bfloat16 if has_gpu() else torch.float32,
+            ),
         )
         assert isinstance(sampler, VllmSampler)
         self.sampler = sampler

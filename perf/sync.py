@@ -24,6 +24,7 @@ from transformers import AutoModelForImageTextToText
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.samplers.base import Sampler
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, FingerprintBuilder, check_fresh
 from vlm_rl.templates import TEMPLATES
@@ -68,7 +69,8 @@ def main() -> None:
         model = model.to(default_device()).requires_grad_(False)
         builder = PromptBuilder(path, template=TEMPLATES["think_box"], max_pixels=100_352)
         sampler = make_sampler(
-            "vllm", model_path=str(path), builder=builder, max_model_len=512, batch_size=8, dtype=dtype
+            "vllm",
+            EngineSettings(model_path=str(path), builder=builder, max_model_len=512, batch_size=8, dtype=dtype),
         )
         measured = measure(sampler, model, rounds=options.rounds)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) / 1e6

@@ -92,7 +92,7 @@ def engine(_: Path) -> dict[str, Any]:
     return shared_card(on_cpu=not has_gpu())
 
 
-def engine_of_an_evaluation(_: Path) -> dict[str, Any] | None:
+def engine_of_an_evaluation(_: Path) -> dict[str, Any]:
     return whole_card(on_cpu=not has_gpu())
 
 
@@ -135,7 +135,7 @@ TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     (frozen_copies, 2, 3),
     (kept_by_vllm, {"VLLM_CPU_KVCACHE_SPACE"}, {"TRITON_CACHE_DIR"}),
     (engine, {"enable_sleep_mode": False}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.45}),
-    (engine_of_an_evaluation, None, {"gpu_memory_utilization": 0.85}),
+    (engine_of_an_evaluation, {}, {"gpu_memory_utilization": 0.85}),
     (gemma_on_vllm, "on a CPU vLLM's attention is causal", "runs"),
     (linear_attention_on_vllm, "on a CPU vLLM computes layers of linear attention only in bfloat16", "runs"),
     (row_tokens_in_real_language, {"micro_batch_tokens": 2048}, {}),

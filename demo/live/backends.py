@@ -97,6 +97,7 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     from vlm_rl.model_files.weights import check_weights
     from vlm_rl.run.checkpoint import verify_model
     from vlm_rl.run.manifest import MANIFEST
+    from vlm_rl.samplers.engine_settings import EngineSettings
     from vlm_rl.samplers.factory import check_loaded, make_sampler
     from vlm_rl.samplers.tags import settle_tags
 
@@ -115,12 +116,14 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_to
     device, context = default_device(), min(context_of(builder.config), _MAX_PROMPT_TOKENS + max_tokens)
     sampler = make_sampler(
         engine,
-        model_path=str(checkpoint.path),
-        builder=builder,
-        max_model_len=context,
-        batch_size=1,
-        dtype=model_dtype(device),
-        vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
+        EngineSettings(
+            model_path=str(checkpoint.path),
+            builder=builder,
+            max_model_len=context,
+            batch_size=1,
+            dtype=model_dtype(device),
+            vllm_options={} if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
+        ),
     )
     check_loaded(sampler, str(checkpoint.path))
     settle_tags(builder, sampler, context=context, seed=0)

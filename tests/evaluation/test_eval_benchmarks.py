@@ -23,6 +23,7 @@ from vlm_rl.evaluation.evaluate import Asking, Judging, evaluate
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Rollout
@@ -74,11 +75,9 @@ def samplers(model: Path, builder: PromptBuilder) -> Iterator[dict[str, Sampler]
     running = {
         name: make_sampler(
             name,  # type: ignore[arg-type]
-            model_path=str(model),
-            builder=builder,
-            max_model_len=2048,
-            batch_size=8,
-            dtype=torch.float32,
+            EngineSettings(
+                model_path=str(model), builder=builder, max_model_len=2048, batch_size=8, dtype=torch.float32
+            ),
         )
         for name in ("transformers", "vllm")
     }

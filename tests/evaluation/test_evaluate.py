@@ -46,6 +46,7 @@ from vlm_rl.rewards.reward import open_accuracy
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.stats import random_derangement, score_interval
 from vlm_rl.templates import TEMPLATES
@@ -229,11 +230,9 @@ def builder(tiny_model: Path) -> PromptBuilder:
 @pytest.fixture(scope="module")
 def sampler(tiny_model: Path, builder: PromptBuilder) -> TransformersSampler:
     return TransformersSampler(
-        model_path=str(tiny_model),
-        builder=builder,
-        max_model_len=512,
-        batch_size=16,
-        dtype=torch.float32,
+        EngineSettings(
+            model_path=str(tiny_model), builder=builder, max_model_len=512, batch_size=16, dtype=torch.float32
+        ),
     )
 
 

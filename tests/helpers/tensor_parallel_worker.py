@@ -16,6 +16,7 @@ from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, init_ranks, rank, share, world_size
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -62,12 +63,14 @@ def checks(path: Path) -> dict[str, Any]:
     for tensor_parallel in (1, world_size()):
         sampler = make_sampler(
             "vllm",
-            model_path=str(path),
-            builder=builder,
-            max_model_len=512,
-            batch_size=32,
-            dtype=torch.float32,
-            tensor_parallel=tensor_parallel,
+            EngineSettings(
+                model_path=str(path),
+                builder=builder,
+                max_model_len=512,
+                batch_size=32,
+                dtype=torch.float32,
+                tensor_parallel=tensor_parallel,
+            ),
         )
         load(sampler, model)
         done: list[int] = []

@@ -30,6 +30,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.routers import routers_of
 from vlm_rl.model_files.weights import sent_tensors
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import check_loaded
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.transformers import TransformersSampler
@@ -121,12 +122,14 @@ def test_the_samplers_own_routing_changes_nothing(model_type: str, family_model:
     ]
     prompts = [builder.build(problem) for problem in problems]
     sampler = TransformersSampler(
-        model_path=str(folder),
-        builder=builder,
-        max_model_len=200,
-        batch_size=3,  # a group in two parts, and prompts of two lengths side by side
-        dtype=torch.float32,
-        returns_routing=True,
+        EngineSettings(
+            model_path=str(folder),
+            builder=builder,
+            max_model_len=200,
+            batch_size=3,  # a group in two parts, and prompts of two lengths side by side
+            dtype=torch.float32,
+            returns_routing=True,
+        ),
     )
     sampled = sampler.generate(SampleRequest(prompts, SamplingParams(TEMPERATURE, 12, 4), seed=1, step=0))
     sampler.close()
@@ -153,11 +156,13 @@ def test_a_bias_that_stays_in_float32_is_proved_in_bfloat16(family_model: Family
     """GLM-4.5V's routers choose by it; a learner's fingerprint rounds it with the weights."""
     folder = family_model("glm4v_moe")
     sampler = TransformersSampler(
-        model_path=str(folder),
-        builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
-        max_model_len=200,
-        batch_size=1,
-        dtype=torch.bfloat16,
+        EngineSettings(
+            model_path=str(folder),
+            builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
+            max_model_len=200,
+            batch_size=1,
+            dtype=torch.bfloat16,
+        ),
     )
     check_loaded(sampler, str(folder))
     model = load_model(folder, dtype=torch.bfloat16)

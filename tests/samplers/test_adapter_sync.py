@@ -21,6 +21,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sync_probe import probe_gap
 from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -38,9 +39,16 @@ def adapted(folder: Path, lora: LoraConfig) -> tuple[Policy, Any, Prompt]:
     policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=builder.banned_ids, temperature=1.0)
     policy.add_adapters(lora, base=BaseModel(str(folder), ""), seed=5)
     engine = make_sampler(
-        "vllm", model_path=str(folder), builder=builder, max_model_len=512, batch_size=4, dtype=torch.float32,
-        adapter=lora,
-    )  # fmt: skip
+        "vllm",
+        EngineSettings(
+            model_path=str(folder),
+            builder=builder,
+            max_model_len=512,
+            batch_size=4,
+            dtype=torch.float32,
+            adapter=lora,
+        ),
+    )
     images = (noise_png(100, 300, 1),) if builder.is_vision else ()
     return policy, engine, builder.build(Problem("p", "<image>" * len(images) + "How many?", images, "3", "integer"))
 

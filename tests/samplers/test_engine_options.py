@@ -13,6 +13,7 @@ import torch
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.vllm import options as options_module
 from vlm_rl.samplers.vllm.options import batch_invariance, check_media_limits, engine_options
 from vlm_rl.templates import TEMPLATES
@@ -32,7 +33,8 @@ def options(builder: PromptBuilder, *, layers: int, on_cpu: bool, user: dict[str
     builder.config = deepcopy(builder.config)
     builder.config.get_text_config().num_hidden_layers = layers
     shared = {"model_path": "model", "max_model_len": 1024, "batch_size": 32, "dtype": torch.bfloat16, "seed": 0}
-    return engine_options(builder=builder, on_cpu=on_cpu, options=user, **(shared | changes))
+    settings = EngineSettings(builder=builder, vllm_options=user, **(shared | changes))
+    return engine_options(settings, on_cpu=on_cpu)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.helpers.rollout_servers import RolloutServer
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.vllm.engine import VllmSampler, import_vllm
 from vlm_rl.samplers.vllm.options import compile_cache, engine_environment, start_note
 from vlm_rl.samplers.vllm.start import PHASES, bars_hidden, folders_left_out_of_the_key, phases_told
@@ -204,10 +205,11 @@ FixFunctionalizationPass.__call__ = lambda self, graph: None  # names operators 
 model = Path(sys.argv[1])
 builder = PromptBuilder(model, template=TEMPLATES["plain"])
 phases = []
-sampler = make_sampler(
-    "vllm", model_path=str(model), builder=builder, max_model_len=128, batch_size=4, dtype=torch.float32,
-    vllm_options={"enforce_eager": False}, phase=phases.append,
+settings = EngineSettings(
+    model_path=str(model), builder=builder, max_model_len=128, batch_size=4, dtype=torch.float32,
+    vllm_options={"enforce_eager": False},
 )
+sampler = make_sampler("vllm", settings, phase=phases.append)
 prompt = builder.build(Problem("p", "What is 2 + 2?", (), "4", "integer"))
 params = SamplingParams(temperature=1.0, max_tokens=8, responses=4)
 drawn = [rollout.ids.tolist() for rollout in sampler.generate(SampleRequest([prompt], params, seed=0, step=0))[0]]
@@ -268,11 +270,13 @@ def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
     folder = without_key(family_model("glm4v_moe"), tmp_path / "glm", "head_dim")
     with pytest.raises(UserError) as caught:
         VllmSampler(
-            model_path=str(folder),
-            builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
-            max_model_len=256,
-            batch_size=1,
-            dtype=torch.float32,
+            EngineSettings(
+                model_path=str(folder),
+                builder=PromptBuilder(folder, template=TEMPLATES["plain"]),
+                max_model_len=256,
+                batch_size=1,
+                dtype=torch.float32,
+            ),
         )
     told = f"{folder / 'config.json'}: vLLM reads text_config.head_dim, which is not there, and transformers has"
     assert str(caught.value).startswith(told)

@@ -25,6 +25,7 @@ from tests.helpers.episodes import (
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import InProcessSampler, SampleRequest, SamplingParams, TurnAnswer
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
@@ -63,7 +64,10 @@ def sampler(request: pytest.FixtureRequest, model: Path, builder: PromptBuilder)
     if request.param == "vllm":
         pytest.importorskip("vllm")
     sampler = make_sampler(
-        request.param, model_path=str(model), builder=builder, max_model_len=1024, batch_size=16, dtype=torch.float32
+        request.param,
+        EngineSettings(
+            model_path=str(model), builder=builder, max_model_len=1024, batch_size=16, dtype=torch.float32
+        ),
     )
     yield sampler
     sampler.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +19,14 @@ from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
+from vlm_rl.samplers.vllm.engine import VllmSampler, _request
 from vlm_rl.samplers.vllm.lean_steps import ResponseLog, SeedsAhead
+from vlm_rl.samplers.vllm.options import sampling_options
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
-pytest.importorskip("vllm")
-from vllm.v1.outputs import SamplingMaskLists
-
-from vlm_rl.samplers.vllm.engine import VllmSampler, _request
-from vlm_rl.samplers.vllm.options import sampling_options
-
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
 TOKENS = 150  # more than the seeds that are drawn at a time, twice
 FEW_BLOCKS = {"block_size": 32, "num_gpu_blocks_override": 32}  # responses are preempted
 Drawn = tuple[list[int], list[float]]
@@ -98,12 +97,14 @@ def prompts(builder: PromptBuilder) -> list[Prompt]:
 
 def started(kind: type[VllmSampler], model: Path, builder: PromptBuilder) -> Any:
     return kind(
-        model_path=str(model),
-        builder=builder,
-        max_model_len=512,
-        batch_size=8,
-        dtype=torch.float32,
-        options=FEW_BLOCKS,
+        EngineSettings(
+            model_path=str(model),
+            builder=builder,
+            max_model_len=512,
+            batch_size=8,
+            dtype=torch.float32,
+            vllm_options=FEW_BLOCKS,
+        )
     )
 
 
@@ -174,6 +175,8 @@ def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
 @pytest.mark.slow
 def test_a_response_brings_what_truncation_left_of_each_token(sampler: VllmSampler, prompts: list[Prompt]) -> None:
     """A GPU's model runner tells it with each step's tokens. Here a token comes with one to three ids from it on."""
+    from vllm.v1.outputs import SamplingMaskLists
+
     log, scheduler = sampler._log, sampler._llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     update = log._update
 

@@ -32,6 +32,7 @@ from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.weights import sent_tensors
 from vlm_rl.rollouts.groups import empty_group
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import _UNKNOWN_TO_VLLM, check_loaded, make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
@@ -119,12 +120,14 @@ def test_the_engine_leaves_the_memory_policy_of_the_learners_process(running: Sa
 def start(name: str, path: Path, builder: PromptBuilder, **options) -> Sampler:
     return make_sampler(
         name,
-        model_path=str(path),
-        builder=builder,
-        max_model_len=1024,
-        batch_size=options.pop("batch_size", 32),
-        dtype=torch.float32,
-        vllm_options=options,
+        EngineSettings(
+            model_path=str(path),
+            builder=builder,
+            max_model_len=1024,
+            batch_size=options.pop("batch_size", 32),
+            dtype=torch.float32,
+            vllm_options=options,
+        ),
     )
 
 
@@ -747,12 +750,14 @@ def test_options_that_vllm_does_not_take_are_refused(
     with pytest.raises(UserError, match=words):
         make_sampler(
             "vllm",
-            model_path=str(sharp_model),
-            builder=builder,
-            max_model_len=512,
-            batch_size=4,
-            dtype=torch.float32,
-            vllm_options=options,
+            EngineSettings(
+                model_path=str(sharp_model),
+                builder=builder,
+                max_model_len=512,
+                batch_size=4,
+                dtype=torch.float32,
+                vllm_options=options,
+            ),
         )
 
 

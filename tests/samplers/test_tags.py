@@ -21,6 +21,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.model_files.tag_spelling import is_spelled_plainly
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.tags import QUESTIONS, settle_tags
 from vlm_rl.templates import TEMPLATES
@@ -155,11 +156,9 @@ def settled(untaught: Path) -> Iterator[tuple[PromptBuilder, str, Sampler]]:
     assert builder.tags_are_doubtful, "the lengths of random embeddings tell nothing"
     sampler = make_sampler(
         "transformers",
-        model_path=str(untaught),
-        builder=builder,
-        max_model_len=512,
-        batch_size=16,
-        dtype=torch.float32,
+        EngineSettings(
+            model_path=str(untaught), builder=builder, max_model_len=512, batch_size=16, dtype=torch.float32
+        ),
     )
     with closing(sampler):
         yield builder, settle_tags(builder, sampler, context=512, seed=0), sampler

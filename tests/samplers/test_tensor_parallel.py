@@ -22,6 +22,7 @@ from vlm_rl.model_files.model_folder import check_divides, read_model_config
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.memory import side_by_side
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.remote.serve import server_options
 from vlm_rl.session.preflight import preflight, preflight_eval
 
@@ -116,8 +117,8 @@ def test_an_evaluation_asks_for_the_engine_of_as_many_ranks(
     class AskedError(Exception):
         pass
 
-    def no_engine(name: str, **settings: Any) -> None:
-        asked.update(settings)
+    def no_engine(name: str, settings: EngineSettings) -> None:
+        asked["settings"] = settings
         raise AskedError  # a UserError would wait for the other rank
 
     monkeypatch.setattr("vlm_rl.evaluation.command.make_sampler", no_engine)
@@ -125,7 +126,7 @@ def test_an_evaluation_asks_for_the_engine_of_as_many_ranks(
     command = ["eval", "--model", tiny_model, "--data", heldout, "--out", tmp_path / "out", "--sampler", "vllm"]
     with pytest.raises(AskedError):
         main([*map(str, command), "--tensor-parallel", "2"])
-    assert asked["tensor_parallel"] == 2
+    assert asked["settings"].tensor_parallel == 2
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import json
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
-pytest.importorskip("vllm")
 
 from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.example_run import square_image
@@ -30,7 +30,7 @@ from vlm_rl.rewards.judge import Judge, read_score
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.model_files.adapters import load_merged
 from vlm_rl.model_files.weights import weights_sha256
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -266,9 +267,16 @@ def test_vllm_opens_the_adapter(run: RunDirectory, checkpoint: Path, base: Path)
     builder = PromptBuilder(base, template=TEMPLATES["think_answer"])
     options = {"enable_lora": True, "max_lora_rank": 8}
     sampler: Any = make_sampler(
-        "vllm", model_path=str(base), builder=builder, max_model_len=256, batch_size=2, dtype=torch.float32,
-        vllm_options=options,
-    )  # fmt: skip
+        "vllm",
+        EngineSettings(
+            model_path=str(base),
+            builder=builder,
+            max_model_len=256,
+            batch_size=2,
+            dtype=torch.float32,
+            vllm_options=options,
+        ),
+    )
     ids = builder.tokenizer.encode("How many red squares are there? Think first.")
     params = vllm.SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
     models = {None: AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm")
 
 from tests.helpers.rollout_servers import RolloutServer
 from tests.helpers.toy_runs import Toys
@@ -16,7 +15,7 @@ from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")]
 
 
 @pytest.mark.turn(1, days=2)

@@ -35,6 +35,7 @@ from vlm_rl.planning.memory import Memory
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.manifest import Manifest
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.templates import TEMPLATES
@@ -200,12 +201,14 @@ def start_sampler(
     with redirect_stdout(io.StringIO()):  # it names the engine, and so does the answer
         return make_sampler(
             "auto",
-            model_path=str(model.path),
-            builder=model.builder,
-            max_model_len=max(len(prompt.ids) for prompt in model.prompts) + TOKENS,
-            batch_size=batch_size,
-            dtype=next(policy.parameters()).dtype,
-            vllm_options=vllm_options,
+            EngineSettings(
+                model_path=str(model.path),
+                builder=model.builder,
+                max_model_len=max(len(prompt.ids) for prompt in model.prompts) + TOKENS,
+                batch_size=batch_size,
+                dtype=next(policy.parameters()).dtype,
+                vllm_options=vllm_options or {},
+            ),
             phase=phase,
         )
 

@@ -58,6 +58,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import Sampler
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import check_loaded, make_sampler
 from vlm_rl.samplers.tags import settle_tags
 from vlm_rl.samplers.vllm.options import whole_card
@@ -107,14 +108,16 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         }
         sampler = make_sampler(
             options.sampler,
-            model_path=str(options.model),
-            builder=builder,
-            max_model_len=context,
-            batch_size=options.batch_size,
-            dtype=model_dtype(device),
-            vllm_options=whole_card(on_cpu=device.type == "cpu"),
-            tensor_parallel=options.tensor_parallel,
-            seed=options.seed,
+            EngineSettings(
+                model_path=str(options.model),
+                builder=builder,
+                max_model_len=context,
+                batch_size=options.batch_size,
+                dtype=model_dtype(device),
+                vllm_options=whole_card(on_cpu=device.type == "cpu"),
+                tensor_parallel=options.tensor_parallel,
+                seed=options.seed,
+            ),
         )
         with closing(sampler):
             check_loaded(sampler, str(options.model))

@@ -25,6 +25,7 @@ import select
 import signal
 import sys
 from concurrent.futures import TimeoutError as WallClockError
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -140,6 +141,7 @@ def answer_query(query: list[str], cpu_seconds: float) -> bool | str | None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+@cache
 def load_grammar() -> None:
     """Import everything heavy before the fork, so that a killed worker is replaced in milliseconds.
 

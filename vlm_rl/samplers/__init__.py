@@ -13,5 +13,5 @@ Private to this room: the engine of transformers, distribution, from which it sa
 are sampled in several calls) and episodes (responses of several turns).
 """
 
-__all__ = ["base", "factory", "fingerprint", "missing_vllm", "remote", "tags", "vllm", "watch"]
+__all__ = ["base", "engine_settings", "factory", "fingerprint", "missing_vllm", "remote", "tags", "vllm", "watch"]
 _USES = ["data", "model_files"]

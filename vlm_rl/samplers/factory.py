@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-
-from vlm_rl.config import LoraConfig, Quantization
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.distributed import from_main, rank
@@ -15,25 +13,15 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import base_of, load_merged
 from vlm_rl.model_files.weights import sent_tensors, stored_tensors
 from vlm_rl.samplers.base import InProcessSampler, Sampler
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.fingerprint import Fingerprint, FingerprintBuilder, check_fresh, fingerprint
 from vlm_rl.samplers.missing_vllm import missing_vllm
 
 
 def make_sampler(
     name: Literal["auto", "vllm", "transformers"],
+    settings: EngineSettings,
     *,
-    model_path: str,
-    builder: PromptBuilder,
-    max_model_len: int,
-    batch_size: int,
-    dtype: torch.dtype,
-    vllm_options: Mapping[str, Any] | None = None,
-    adapter: LoraConfig | None = None,
-    tensor_parallel: int = 1,
-    quantization: Quantization | None = None,
-    seed: int = 0,
-    returns_routing: bool = False,
-    returns_kept: bool = False,
     phase: Callable[[str], Any] = lambda text: None,
 ) -> InProcessSampler:
     """Start an engine.
@@ -41,40 +29,22 @@ def make_sampler(
     Args:
         name: the engine; `auto` takes vLLM where it can be imported and runs the model, else transformers, and prints
             which.
-        model_path: a Hugging Face folder; an adapter in it is merged with its base model.
-        builder: the prompt builder for this model.
-        max_model_len: most tokens of a prompt, images expanded, and its response together.
-        batch_size: responses generated side by side.
-        dtype: of the engine's weights.
-        vllm_options: passed to vllm.LLM as they are; transformers takes none.
-        adapter: what `load_weights` brings in addition to the weights in `model_path`, if not these themselves.
-        tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
-        quantization: how a vLLM engine rounds weights beyond `dtype` (vlm_rl.model_files.fp8).
-        seed: of the engine itself; every response has a seed of its own.
-        returns_kept: whether rollouts bring the ids that truncation left of each token.
-        returns_routing: whether rollouts bring the experts that their tokens were sent to.
+        settings: the model, and how it samples.
         phase: called with what the start is doing, several times where that takes long.
 
     Raises UserError if vLLM is asked for and cannot be imported or run the model, and for an option that it may not
     get.
     """
-    base = base_of(model_path)
-    shared: dict[str, Any] = {
-        "model_path": model_path if base is None else base.path,
-        "builder": builder,
-        "max_model_len": max_model_len,
-        "batch_size": batch_size,
-        "dtype": dtype,
-        "returns_routing": returns_routing,
-        "returns_kept": returns_kept,
-    }
+    folder, base = settings.model_path, base_of(settings.model_path)
+    if base is not None:
+        settings = replace(settings, model_path=base.path)
     phase("vLLM is imported")
     problem = None if name == "transformers" else _vllm_problem()
     if name == "vllm" and problem is not None:
         raise missing_vllm(problem)
-    if problem is None and name != "transformers" and (problem := _unsupported(builder)) and name == "vllm":
-        raise UserError(f"{model_path}: {problem}; use the transformers sampler")
-    if adapter is not None and problem is not None:
+    if problem is None and name != "transformers" and (problem := _unsupported(settings.builder)) and name == "vllm":
+        raise UserError(f"{folder}: {problem}; use the transformers sampler")
+    if settings.adapter is not None and problem is not None:
         raise UserError(
             f"model.lora.sync is adapter, which needs the vllm sampler, but {problem}: install it, or set "
             "model.lora.sync=merged"
@@ -84,21 +54,13 @@ def make_sampler(
     if name == "transformers" or problem is not None:
         from vlm_rl.samplers.transformers import TransformersSampler
 
-        sampler: InProcessSampler = TransformersSampler(**shared)
+        sampler: InProcessSampler = TransformersSampler(settings)
     else:
         from vlm_rl.samplers.vllm.engine import VllmSampler
 
-        sampler = VllmSampler(
-            **shared,
-            options=vllm_options,
-            adapter=adapter,
-            tensor_parallel=tensor_parallel,
-            quantization=quantization,
-            seed=seed,
-            phase=phase,
-        )
+        sampler = VllmSampler(settings, phase=phase)
     if base is not None:
-        _load_adapter(sampler, model_path)
+        _load_adapter(sampler, folder)
     return sampler
 
 

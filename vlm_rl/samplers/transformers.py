@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
 from vlm_rl.config import Quantization
-from vlm_rl.data.prompts import PromptBuilder, rope_positions
+from vlm_rl.data.prompts import rope_positions
 from vlm_rl.data.vision.family import join_vision
 from vlm_rl.devices import default_device
 from vlm_rl.distributed import alive
@@ -28,6 +28,7 @@ from vlm_rl.model_files.routers import RoutingRecord
 from vlm_rl.model_files.weights import sent_buffers, sent_tensors
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import log_probs, process_logits, sample, uniforms
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.episodes import EpisodeBatch
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -49,38 +50,29 @@ class TransformersSampler:
 
     name = "transformers"
 
-    def __init__(
-        self,
-        *,
-        model_path: str,
-        builder: PromptBuilder,
-        max_model_len: int,
-        batch_size: int,
-        dtype: torch.dtype,
-        returns_routing: bool = False,
-        returns_kept: bool = False,
-    ) -> None:
-        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the model. What only vLLM has among the settings is left unread.
 
         Raises UserError for layers that keep something else than keys and values, or the state of linear attention.
         """
+        builder = settings.builder
         self._layer_types: Sequence[str] = getattr(builder.config.get_text_config(), "layer_types", None) or ()
         if others := {*self._layer_types} - {*_KEYS_AND_VALUES, "linear_attention"}:
             raise UserError(
-                f"{model_path}: the transformers sampler does not support layers of type {min(others)!r}; "
+                f"{settings.model_path}: the transformers sampler does not support layers of type {min(others)!r}; "
                 "use rollout.sampler=vllm (vlm-rl eval: --sampler vllm), or a model without such layers"
             )
         self.policy_version = 0
-        self.dtype = dtype
+        self.dtype = settings.dtype
         self.quantization: Quantization | None = None
         self._builder = builder
-        self._max_model_len = max_model_len
-        self._batch_size = batch_size
+        self._max_model_len = settings.max_model_len
+        self._batch_size = settings.batch_size
         self._device = default_device()
         auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
-            model_path,
-            dtype=dtype,
+            settings.model_path,
+            dtype=settings.dtype,
             attn_implementation=own_attention(builder.config),
             trust_remote_code=False,
             use_safetensors=True,
@@ -88,8 +80,8 @@ class TransformersSampler:
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._buffers = buffer_digests(self._model)
         num_layers = builder.config.get_text_config().num_hidden_layers
-        self._returns_kept = returns_kept
-        self._routing = RoutingRecord(self._model, num_layers=num_layers) if returns_routing else None
+        self._returns_kept = settings.returns_kept
+        self._routing = RoutingRecord(self._model, num_layers=num_layers) if settings.returns_routing else None
         self._banned = torch.tensor(builder.banned_ids, device=self._device)
         self._eos = torch.tensor(builder.eos_ids, device=self._device)
 

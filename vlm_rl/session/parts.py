@@ -21,6 +21,7 @@ from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.sequence_parallel import group_of_ranks
 from vlm_rl.model_files.model_folder import check_model_folder
 from vlm_rl.samplers.base import Sampler
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.remote.server_token import token_path
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
@@ -121,18 +122,20 @@ def load_sampler(
         os.environ |= batch_invariance(on_cpu=not has_gpu())
     return make_sampler(
         rollout.sampler,
-        model_path=str(model_path),
-        builder=builder,
-        max_model_len=config.context_tokens,
-        batch_size=rollout.batch_size,
-        dtype=dtype,
-        vllm_options=rollout.vllm,
-        adapter=engine_adapter(config),
-        tensor_parallel=rollout.tensor_parallel,
-        quantization=rollout.quantization,
-        seed=config.seed,
-        returns_routing=rollout.replay_routing,
-        returns_kept=rollout.top_k > 0,
+        EngineSettings(
+            model_path=str(model_path),
+            builder=builder,
+            max_model_len=config.context_tokens,
+            batch_size=rollout.batch_size,
+            dtype=dtype,
+            vllm_options=rollout.vllm,
+            adapter=engine_adapter(config),
+            tensor_parallel=rollout.tensor_parallel,
+            quantization=rollout.quantization,
+            seed=config.seed,
+            returns_routing=rollout.replay_routing,
+            returns_kept=rollout.top_k > 0,
+        ),
     )
 
 

@@ -48,17 +48,20 @@ def main(file: str) -> int:
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.data.sets import load_training_sets
     from vlm_rl.samplers.base import SampleRequest, SamplingParams
+    from vlm_rl.samplers.engine_settings import EngineSettings
     from vlm_rl.samplers.factory import make_sampler
 
     config = load_config(file)
     builder = PromptBuilder(config.model.path, template=config.data.prompt_template)
     sampler = make_sampler(
         "vllm",
-        model_path=config.model.path,
-        builder=builder,
-        max_model_len=config.context_tokens,
-        batch_size=config.rollout.batch_size,
-        dtype=model_dtype(default_device()),
+        EngineSettings(
+            model_path=config.model.path,
+            builder=builder,
+            max_model_len=config.context_tokens,
+            batch_size=config.rollout.batch_size,
+            dtype=model_dtype(default_device()),
+        ),
     )
     problems = load_training_sets(config.data)[: config.rollout.prompts_per_step]
     prompts = [builder.build(problem) for problem in problems]

@@ -30,6 +30,7 @@ from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import make_console
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.first_start import first_start
@@ -179,11 +180,13 @@ def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> d
         builder = PromptBuilder(model, template=replace(TEMPLATE, prefill=prefill))
         engine = make_sampler(
             "transformers",
-            model_path=str(model),
-            builder=builder,
-            max_model_len=MAX_PROMPT_TOKENS + MAX_TOKENS,
-            batch_size=256,
-            dtype=torch.float32,
+            EngineSettings(
+                model_path=str(model),
+                builder=builder,
+                max_model_len=MAX_PROMPT_TOKENS + MAX_TOKENS,
+                batch_size=256,
+                dtype=torch.float32,
+            ),
         )
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, responses=1)
         with Grader() as grader:

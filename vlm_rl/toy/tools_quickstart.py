@@ -31,6 +31,7 @@ from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.toy.quickstart import TEMPLATE, WEIGHT_STD, best_constant, learning_rate
 from vlm_rl.toy.small_board import BOARD, INSTRUCTIONS, SHOWN, SIDE, TOOL, tokenizer_texts
@@ -184,11 +185,13 @@ def measure_controls(toy: ToolsData, *, warm: Path, trained: Path, seed: int) ->
             assert host is not None
             engine = make_sampler(
                 "transformers",
-                model_path=str(model),
-                builder=builder,
-                max_model_len=MAX_PROMPT_TOKENS + MAX_TOKENS + settings.max_observed_tokens,
-                batch_size=256,
-                dtype=torch.float32,
+                EngineSettings(
+                    model_path=str(model),
+                    builder=builder,
+                    max_model_len=MAX_PROMPT_TOKENS + MAX_TOKENS + settings.max_observed_tokens,
+                    batch_size=256,
+                    dtype=torch.float32,
+                ),
             )
             params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, responses=1)
             result = evaluate(

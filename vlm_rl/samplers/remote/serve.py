@@ -24,6 +24,7 @@ from vlm_rl.model_files.fp8 import check_fp8
 from vlm_rl.model_files.model_folder import check_divides, check_model_folder
 from vlm_rl.model_files.weights import check_weights
 from vlm_rl.samplers.base import PROBE_PLACES
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.remote.server_token import create_token, token_path
 from vlm_rl.samplers.vllm.options import (
     batch_invariance,
@@ -90,18 +91,18 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
     if isinstance(videos := media_limits(config.rollout.vllm).get("video"), int) and videos:
         builder.expect_videos(videos)
     on_cpu = device.type == "cpu"
-    options = engine_options(
+    settings = EngineSettings(
         model_path=str(model.resolve()),
         builder=builder,
         max_model_len=config.context_tokens,
         batch_size=config.rollout.batch_size + (PROBE_PLACES if config.rollout.ahead else 0),
         dtype=model_dtype(device, config.model.dtype),
         seed=config.seed,
-        on_cpu=on_cpu,
-        options=config.rollout.vllm,
+        vllm_options=config.rollout.vllm,
         tensor_parallel=config.rollout.tensor_parallel,
         quantization=config.rollout.quantization,
     )
+    options = engine_options(settings, on_cpu=on_cpu)
     options |= {
         "host": host,
         "port": port,

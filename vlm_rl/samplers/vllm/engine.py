@@ -26,13 +26,13 @@ import torch
 from safetensors.torch import save_file
 
 from vlm_rl.config import LoraConfig, Quantization
-from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import alive, rank
 from vlm_rl.errors import UserError, near
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.episodes import EpisodeBatch, TurnToSample
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -86,70 +86,48 @@ class VllmSampler:
 
     name = "vllm"
 
-    def __init__(
-        self,
-        *,
-        model_path: str,
-        builder: PromptBuilder,
-        max_model_len: int,
-        batch_size: int,
-        dtype: torch.dtype,
-        options: Mapping[str, Any] | None = None,
-        adapter: LoraConfig | None = None,
-        tensor_parallel: int = 1,
-        quantization: Quantization | None = None,
-        seed: int = 0,
-        returns_routing: bool = False,
-        returns_kept: bool = False,
-        phase: Callable[[str], Any] = lambda text: None,
-    ) -> None:
-        """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
+    def __init__(self, settings: EngineSettings, *, phase: Callable[[str], Any] = lambda text: None) -> None:
+        """Start the engine.
 
-        Raises UserError for one of `options` that vLLM does not know or that it refuses.
+        Args:
+            settings: the model, and how it samples.
+            phase: called with what the start is doing.
+
+        Raises UserError for one of `settings.vllm_options` that vLLM does not know or that it refuses.
         """
+        adapter = settings.adapter
         self.policy_version = 0
-        self.dtype = dtype
-        self.quantization: Quantization | None = quantization
-        self._builder = builder
-        self._max_model_len = max_model_len
+        self.dtype = settings.dtype
+        self.quantization: Quantization | None = settings.quantization
+        self._builder = settings.builder
+        self._max_model_len = settings.max_model_len
         self._vllm = import_vllm()
-        _check_known(options or {}, [field.name for field in fields(self._vllm.EngineArgs)])
+        _check_known(settings.vllm_options, [field.name for field in fields(self._vllm.EngineArgs)])
         self._on_cpu = not has_gpu()
-        settings = shared_card(on_cpu=self._on_cpu) | engine_options(
-            model_path=model_path,
-            builder=builder,
-            max_model_len=max_model_len,
-            batch_size=batch_size,
-            dtype=dtype,
-            seed=seed,
-            on_cpu=self._on_cpu,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            quantization=quantization,
-        )
+        options = shared_card(on_cpu=self._on_cpu) | engine_options(settings, on_cpu=self._on_cpu)
         if adapter is not None:
-            settings |= _adapter_settings(adapter)
-        self._returns_kept = returns_kept
-        if returns_kept:
+            options |= _adapter_settings(adapter)
+        self._returns_kept = settings.returns_kept
+        if settings.returns_kept:
             if self._on_cpu:
                 raise UserError(
                     "rollout.top_k with rollout.sampler=vllm: vLLM tells which ids it kept only from its second "
                     "model runner, which CPUs do not have; use rollout.sampler=transformers, or a GPU"
                 )
-            settings["return_sampling_mask"] = True
-        if returns_routing:
-            settings["enable_return_routed_experts"] = True
+            options["return_sampling_mask"] = True
+        if settings.returns_routing:
+            options["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            settings.setdefault("distributed_executor_backend", "external_launcher")
-        is_eager = settings["enforce_eager"]
+            options.setdefault("distributed_executor_backend", "external_launcher")
+        is_eager = options["enforce_eager"]
         note = "" if is_eager and self._on_cpu else start_note(is_eager=is_eager, on_cpu=self._on_cpu)
         if note and rank() == 0 and os.environ.get("VLM_RL_OUTPUT") != "quiet":
             print(note, flush=True)
         phase("vLLM starts")
         instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
-        with _global_random_state_kept(), refusals_in_words(model_path, instead=instead), starting(phase):
-            self._llm = self._vllm.LLM(**settings)
-            if settings.get("speculative_config") is not None:
+        with _global_random_state_kept(), refusals_in_words(settings.model_path, instead=instead), starting(phase):
+            self._llm = self._vllm.LLM(**options)
+            if options.get("speculative_config") is not None:
                 start_numba()
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
@@ -158,9 +136,9 @@ class VllmSampler:
         if adapter is not None and (problem := self._problem_of_adapters(adapter)):
             self.close()
             raise UserError(f"model.lora.sync is adapter, and {problem}; set model.lora.sync=merged")
-        self._as_published = as_published(model_path)
-        self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
-        self._is_speculative = settings.get("speculative_config") is not None
+        self._as_published = as_published(settings.model_path)
+        self._group, self._rank = _own_ranks() if settings.tensor_parallel > 1 else (None, 0)
+        self._is_speculative = options.get("speculative_config") is not None
         self._log = self._lean_steps()
         self._buffers = self._on_each_rank(worker_buffers)
 

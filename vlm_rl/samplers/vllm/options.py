@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from vlm_rl.config import ENGINE_SHARE, LARGEST_ENGINE_SHARE, Quantization
-from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.config import ENGINE_SHARE, LARGEST_ENGINE_SHARE
 from vlm_rl.data.vision.family import video_metadata
 from vlm_rl.devices import gpu_capability
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.fp8 import FP8_LAYERS
 from vlm_rl.model_files.model_folder import layer_configs
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.types import Problem, Video
 
 if TYPE_CHECKING:
@@ -77,74 +77,57 @@ _BLOCK = 256  # tokens, at least those of a block of keys and values
 _SMALL_CACHE = 4 * 2**30  # bytes; an engine's share of a card is more
 
 
-def engine_options(
-    *,
-    model_path: str,
-    builder: PromptBuilder,
-    max_model_len: int,
-    batch_size: int,
-    dtype: torch.dtype,
-    seed: int,
-    on_cpu: bool,
-    options: Mapping[str, Any] | None,
-    tensor_parallel: int = 1,
-    quantization: Quantization | None = None,
-) -> dict[str, Any]:
+def engine_options(settings: EngineSettings, *, on_cpu: bool) -> dict[str, Any]:
     """Return the options of vllm.LLM that the learner's distribution needs, with the user's own.
 
     A small model runs eagerly on a GPU, unless the user's options ask for anything compiled.
 
     Args:
-        model_path: a Hugging Face folder.
-        builder: the prompt builder for this model.
-        max_model_len: most tokens of a prompt, images expanded, and its response together.
-        batch_size: responses generated side by side.
-        dtype: of the engine's weights.
-        seed: of the engine itself.
+        settings: the model, and how it samples; `vllm_options` are the user's own (rollout.vllm).
         on_cpu: whether the engine has no GPU.
-        options: the user's own (rollout.vllm).
-        tensor_parallel: cards of the engine.
-        quantization: rollout.quantization.
 
     Raises UserError for a card that cannot multiply in FP8.
     """
-    settings: dict[str, Any] = {
-        "model": model_path,
+    builder = settings.builder
+    options: dict[str, Any] = {
+        "model": settings.model_path,
         # By default Mistral's own files (consolidated*.safetensors, params.json, tekken.json) would come first, and
         # nobody checked those.
         "load_format": "safetensors",
         "config_format": "hf",
         "tokenizer_mode": "hf",
-        "dtype": str(dtype).removeprefix("torch."),
-        "max_model_len": max_model_len,
-        "max_num_seqs": batch_size,
-        "seed": seed,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.batch_size,
+        "seed": settings.seed,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
         "enforce_eager": on_cpu,
-        "tensor_parallel_size": tensor_parallel,
+        "tensor_parallel_size": settings.tensor_parallel,
     }
-    if quantization is not None:
-        settings |= _fp8_options(on_cpu=on_cpu)
+    if settings.quantization is not None:
+        options |= _fp8_options(on_cpu=on_cpu)
     if on_cpu:
         # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
         # generator back, which CPU generators cannot do: seeded requests die.
-        settings["enable_chunked_prefill"] = False
-        settings["max_num_batched_tokens"] = max(8192, max_model_len)
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(8192, settings.max_model_len)
     elif is_small(builder.config):
-        settings["enforce_eager"] = not any(key in (options or {}) for key in _COMPILING)
-        cache = cache_bytes(builder.config, dtype=dtype, max_model_len=max_model_len, batch_size=batch_size)
+        options["enforce_eager"] = not any(key in settings.vllm_options for key in _COMPILING)
+        cache = cache_bytes(
+            builder.config, dtype=settings.dtype, max_model_len=settings.max_model_len, batch_size=settings.batch_size
+        )
         if cache is not None and cache <= _SMALL_CACHE:
             # An engine's share of a card would be millions of blocks, which vLLM makes one by one and all of which it
             # visits before each batch, when its caches are reset.
-            settings["kv_cache_memory_bytes"] = cache
-    own, given = builder.engine_options, dict(options or {})
+            options["kv_cache_memory_bytes"] = cache
+    own, given = builder.engine_options, dict(settings.vllm_options)
     if "limit_mm_per_prompt" in own and isinstance(limits := given.get("limit_mm_per_prompt"), Mapping):
         given["limit_mm_per_prompt"] = {**own["limit_mm_per_prompt"], **limits}  # what the user leaves out stays ours
-    return {**settings, **own, **given}
+    return {**options, **own, **given}
 
 
 def shared_card(*, on_cpu: bool) -> dict[str, Any]:
@@ -156,9 +139,9 @@ def shared_card(*, on_cpu: bool) -> dict[str, Any]:
     return {"enable_sleep_mode": not on_cpu} | ({} if on_cpu else {"gpu_memory_utilization": ENGINE_SHARE})
 
 
-def whole_card(*, on_cpu: bool) -> dict[str, Any] | None:
+def whole_card(*, on_cpu: bool) -> dict[str, Any]:
     """Return the options of an engine without a learner beside it; a transformers sampler takes none."""
-    return None if on_cpu else {"gpu_memory_utilization": LARGEST_ENGINE_SHARE}
+    return {} if on_cpu else {"gpu_memory_utilization": LARGEST_ENGINE_SHARE}
 
 
 _FP8_CAPABILITY = (8, 9)  # Ada Lovelace, the first that multiplies matrices in FP8; Hopper is 9.0
