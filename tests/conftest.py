@@ -53,7 +53,7 @@ def shared_data() -> Path:
 
 
 def pytest_report_header() -> str:
-    """Say which slow cases have their turn (tests/helpers/rotation.py)."""
+    """Say which cases have their turn (tests/helpers/rotation.py)."""
     return f"TEST_DAY={os.environ['TEST_DAY']}"
 
 

@@ -15,6 +15,7 @@ from tests.helpers.browser import axe_faults, open_browser, open_page
 from tests.helpers.chat_server import chat_server
 from tests.helpers.example_run import build_run
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
+from tests.helpers.rotation import todays
 from tests.helpers.served import Served
 from vlm_rl.cli import main
 from vlm_rl.data_prep.preparation import prepare
@@ -75,7 +76,7 @@ def served(runs) -> Iterator[Served]:
         server.stop()
 
 
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("width", todays([1440, 390], days=2))
 def test_every_tab_of_the_demo(served, browser, width):
     with open_page(f"{served.url}?{VIEW}", browser=browser, width=width) as visit:
         page = visit.page
@@ -145,7 +146,7 @@ def pages(served, runs, tmp_path_factory) -> dict[str, str]:
     return {name: path.as_uri() for name, path in files.items()}
 
 
-@pytest.mark.parametrize("name", ["report", "study", "prepared set", "exported"])
+@pytest.mark.parametrize("name", todays(["report", "study", "prepared set", "exported"], days=2))
 def test_a_page_in_a_file(pages, browser, name):
     with open_page(pages[name], browser=browser, width=1440) as visit:
         visit.page.evaluate("window.chartsDrawn")

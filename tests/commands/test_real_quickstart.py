@@ -86,6 +86,7 @@ def summary_of(page: str) -> str:
     return page[page.index("sampled accuracy, ") : page.index("report: ")]
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_the_same_command_resumes_each_part_and_repeats_nothing(runner: Runner, tmp_path: Path) -> None:
     """Ctrl-C in the cold start, then in the reinforcement: the end is that of a quickstart that nobody stopped."""

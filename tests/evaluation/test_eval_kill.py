@@ -20,6 +20,7 @@ from vlm_rl.toy.counting_squares import SQUARES
 NUM_KNOWN = 3  # problems that are answered before the kill
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_ranks_that_are_asked_for_different_things_do_not_start(tmp_path: Path, tiny_model: Path) -> None:
     """As two nodes whose commands differ: half of the responses would be longer than the others may be."""

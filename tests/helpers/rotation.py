@@ -1,4 +1,4 @@
-"""Slow tests that take turns: a part of their cases each day, all of them with TEST_DAY=all in the environment.
+"""Tests that take turns: a part of their cases each day, all of them with TEST_DAY=all in the environment.
 
 TEST_DAY is a number of days since the year 1, and today's by default; a run prints it, so that its cases can be taken
 again. All processes of a run take the same: tests/conftest.py sets it before they are started.

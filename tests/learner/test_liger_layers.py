@@ -41,6 +41,7 @@ def compared(folders: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 @needs_liger
 def test_its_layers_are_transformers_own_under_tritons_interpreter(family_model: Callable[[str], Path]) -> None:

@@ -24,6 +24,7 @@ from tests.helpers.groups import (
     padded_logps,
     random_group,
 )
+from tests.helpers.rotation import todays
 from vlm_rl.config import LoraConfig, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
@@ -156,7 +157,7 @@ def test_adapters_on_experts_are_refused(model_type: str, part: str, family_mode
         add_adapters(model, LoraConfig(targets=[part]), seed=5)
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=2))
 def test_every_family_trains_adapters(model_type: str, family_model: Callable[[str], Path], tmp_path: Path) -> None:
     """On every part: the log-probs of the merged, unmodified model, a gradient for every adapter, and a folder that
     merges to these weights."""

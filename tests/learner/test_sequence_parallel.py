@@ -76,6 +76,7 @@ def test_a_row_on_two_ranks_is_the_row_on_one(start: Callable[..., Results]) -> 
     assert found["qwen2_5_vl"][0]["tokens"] % 2, "shares of one length show less"
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_groups_of_ranks_compute_rows_of_every_kind(start: Callable[..., Results]) -> None:
     """Four ranks in two groups: deepstack features, windows, experts with replayed routing."""
@@ -88,6 +89,7 @@ def test_groups_of_ranks_compute_rows_of_every_kind(start: Callable[..., Results
     assert found["qwen3_vl_moe"][0]["alone"]["routing"]["router_replaced"] > 0
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_step_of_ranks_that_share_rows_is_the_step_of_one_rank(start: Callable[..., Results]) -> None:
     """Through ZeRO 2 and 3, on four ranks with two copies of each head of keys, and in two groups of two ranks."""

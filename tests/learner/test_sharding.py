@@ -87,6 +87,7 @@ def visits(runner: Runner, tiny_model: Path, tmp_path_factory: pytest.TempPathFa
     return results
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_then_one_then_two_have_the_same_weights_and_moments(visits: list[Results], way: str) -> None:
@@ -105,6 +106,7 @@ def chains(start: Callable[..., Results]) -> Results:
     return start(2, ["qwen2_5_vl"], "chains")
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_stage_reads_the_masters_and_moments_of_every_other(chains: Results, name: str) -> None:

@@ -215,6 +215,7 @@ def run(toys: Toys) -> RunDirectory:
     return toys.train_run("carried", **SMALL, checkpoint={"every": 3, "keep_last": 3})
 
 
+@pytest.mark.turn(0, days=2)
 def test_every_prompt_of_an_epoch_is_trained_on_once(run: RunDirectory) -> None:
     """12 prompts, 3 a step, 6 in progress: after 7 steps 24 are drawn, two epochs, and 21 are trained on."""
     steps = [Counter(row["prompt_id"] for row in rows) for rows in rollouts_of(run)]

@@ -98,6 +98,7 @@ def tokens_of(run: RunDirectory) -> list[list[Any]]:
     return [[row["token_ids"] for row in rows] for rows in rollouts_of(run)]
 
 
+@pytest.mark.turn(0, days=2)
 def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) -> None:
     """SIGTERM in step 3, whose batch is drawn: it is stored, trained on bit for bit, and the run continues as if it
     had not been stopped. Twelve prompts, four a step: after three steps each was trained on once."""
@@ -138,6 +139,7 @@ def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) 
         assert len(first) == 12 and set(first.values()) == {4}
 
 
+@pytest.mark.turn(1, days=2)
 def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None:
     """SIGTERM in step 2, with the batches of steps 2 and 3 begun: one rank trains on these, and no prompt is lost."""
     urls = [server.url for server in fleet.servers]

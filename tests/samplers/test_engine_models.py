@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.rotation import todays
 from tests.helpers.toy_runs import Runner
 
-GPU_ONLY = todays(["gemma3", "qwen3_5", "gemma4", "qwen3_5_moe", "qwen3_next"], days=2)
+GPU_ONLY = todays(["gemma3", "qwen3_5", "gemma4", "qwen3_5_moe", "qwen3_next"], days=5)
 
 
 @pytest.mark.slow

@@ -768,7 +768,7 @@ BOTH_WAYS = ("gemma3", "gemma4")  # whose images see themselves whole: refused w
 LINEAR_ATTENTION = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # refused with vLLM on a CPU
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=2))
 def test_every_family_on_transformers(model_type: str, family_model: Callable[[str], Path]) -> None:
     check_family("transformers", model_type, family_model)
 
@@ -825,7 +825,7 @@ ON_VLLM = [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", todays(ON_VLLM, days=3))
+@pytest.mark.parametrize("model_type", todays(ON_VLLM, days=4))
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
     """A third of the families a day."""
     pytest.importorskip("vllm")

@@ -30,7 +30,11 @@ from vlm_rl.rewards.judge import Judge, read_score
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.turn(0, days=2),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

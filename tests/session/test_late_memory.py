@@ -49,6 +49,7 @@ def last_checkpoint(run: RunDirectory) -> Path:
     return run.checkpoints()[-1][1]
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_killed_run_resumes_in_less_memory_and_with_another_sampler(toys: Toys) -> None:
     whole = toys.train_run("memory-whole")
@@ -145,6 +146,7 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
 # -- an update in which memory ends ------------------------------------------------------------------
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_gradients_of_an_update_that_failed_are_forgotten(toys: Toys, tmp_path: Path) -> None:
     """The next updates are bit for bit those of a learner that had not begun it, in each stage and place."""
@@ -154,6 +156,7 @@ def test_gradients_of_an_update_that_failed_are_forgotten(toys: Toys, tmp_path: 
     assert result and [way for way, is_same in result.items() if not is_same] == []
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows(toys: Toys) -> None:
     """Equal to the run that had begun with them. It ends in the second mini-batch, whose old log-probs are kept."""
@@ -182,6 +185,7 @@ def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
 # -- several ranks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_rank_out_of_memory_ends_all_with_a_message(toys: Toys) -> None:
     """Where the other is told by gloo that a rank is gone, and where it would wait on, as NCCL does."""

@@ -44,6 +44,7 @@ def saved(run: RunDirectory) -> tuple[list[int], int]:
     return [step for step, _ in run.checkpoints()], len(list((run.path / "checkpoints").glob(".tmp-*")))
 
 
+@pytest.mark.turn(1, days=2)
 def test_it_equals_the_run_that_waits(toys: Toys, whole: RunDirectory) -> None:
     result = start(toys, "async")
     assert result.code == 0, result.output[-3000:]

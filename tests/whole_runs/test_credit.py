@@ -19,6 +19,7 @@ CREDIT: dict[str, Any] = {
 }
 
 
+@pytest.mark.turn(0, days=2)
 def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None:
     """The second step, made again, has the history of the first. All mini-batches have both passes."""
     whole = toys.train_run("credit", algorithm=CREDIT, train={"steps": 2}, checkpoint={"every": 1})

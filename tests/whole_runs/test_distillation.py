@@ -64,6 +64,7 @@ def _fields(problem: Any) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in type(problem).__slots__}
 
 
+@pytest.mark.turn(1, days=2)
 def test_a_teacher_s_scores_are_the_unmodified_model_s_and_a_resume_is_exact(toys: Toys, teacher: Path) -> None:
     """With a hint, without rewards. The second step, made again with a teacher that stays loaded, is the same."""
     rule = {"distillation": {"teacher": str(teacher), "rewards": False, "hint": HINT}}

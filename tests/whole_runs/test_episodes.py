@@ -18,6 +18,7 @@ BEGINNING: dict[str, Any] = OWN | {
 ROWS: dict[str, Any] = {"train": {"micro_batch_tokens": 500}, "rollout": {"max_tokens": 42}}
 
 
+@pytest.mark.turn(0, days=2)
 def test_a_run_of_episodes_resumes_bit_for_bit(toys: Toys) -> None:
     """The second step, made again, begins where Adam, the order and the weights of the first left off.
 

@@ -135,7 +135,7 @@ def check_close(run: RunDirectory, expected: RunDirectory, *, only_first: bool =
         assert not different, (row["step"], different)
 
 
-@pytest.mark.parametrize("row", todays(ROWS, days=4), ids=lambda row: ", ".join(row.values()))
+@pytest.mark.parametrize("row", todays(ROWS, days=6), ids=lambda row: ", ".join(row.values()))
 def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) -> None:
     parts = [SETTINGS[name][value] for name, value in row.items()]
     data = {"data": {"train": [str(toys.train)], "eval": [str(toys.heldout)]}}

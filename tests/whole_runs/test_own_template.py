@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 import yaml
 
 from tests.helpers.toy_runs import Toys
@@ -17,6 +18,7 @@ FORM = r"<think>.+</think><answer>\\boxed\{[0-4]\}</answer>"  # of the right for
 ANSWER = r"<answer>\\boxed\{(?P<answer>[^{}]*)\}</answer>"
 
 
+@pytest.mark.turn(1, days=2)
 def test_a_run_asks_rewards_and_is_read_by_its_own_template(toys: Toys) -> None:
     """Every verdict and every format reward is what Python's own expressions say of the text."""
     system = TEMPLATES["think_answer"].system  # words that the toy policy knows

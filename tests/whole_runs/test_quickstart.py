@@ -15,6 +15,7 @@ from vlm_rl.api import read_run
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.timeout(1200)
 def test_the_quickstart_learns_to_look_and_keeps_it(tmp_path: Path) -> None:
     """One of the ten seeds of docs/quickstart.md, where chance is .111."""

@@ -152,6 +152,7 @@ def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
     assert [step for step, _ in run.checkpoints()] == [best, 6]
 
 
+@pytest.mark.turn(0, days=2)
 def test_the_step_of_the_best_evaluation_so_far_is_saved(toys: Toys, changes: dict) -> None:
     """No checkpoint is due. The policy hardly moves, and the evaluations before a resume are told to be worse: the
     first one after it is the best so far."""
@@ -167,6 +168,7 @@ def test_the_step_of_the_best_evaluation_so_far_is_saved(toys: Toys, changes: di
         assert {step for step, _ in run.checkpoints()} == saved
 
 
+@pytest.mark.turn(1, days=2)
 def test_a_damaged_later_step_is_not_the_best(toys: Toys) -> None:
     """Steps 2 and 4 are saved and were right throughout, and 4 is damaged: 2 is the best once 3 is saved."""
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 1}, "checkpoint": {"every": 2}}
@@ -280,6 +282,7 @@ def test_a_checkpoint_is_due_by_time_too(toys: Toys) -> None:
 PHASES = {("rollout", 5): 2, ("reward", 2): 1, ("evaluation", 2): 2, ("save", 1): 2}
 
 
+@pytest.mark.turn(1, days=2)
 def test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is(toys: Toys, changes: dict, whole) -> None:
     """Step 3 is saved and damaged; a resume begins with step 2, ends step 3 again, and is stopped there. The whole is
     what it would have been."""
