@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from tests.helpers.family_rows import BANNED, TEMPERATURE, WITH_EXPERTS, groups_of, packed_row, routed
 from tests.helpers.groups import WeighedGroup, random_group
 from tests.helpers.pretended_cuda import PretendedCuda
+from tests.helpers.rotation import todays
 from tests.helpers.torch_versions import VARLEN
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
 from vlm_rl.config import LoraConfig
@@ -45,9 +46,12 @@ FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
 def each_of(types: Iterable[str]) -> pytest.MarkDecorator:
-    """Run the test on models of these types, of those like another among the slow tests."""
-    slow = [pytest.mark.slow]
-    return pytest.mark.parametrize("model_type", [pytest.param(t, marks=slow * (t in LIKE_ANOTHER)) for t in types])
+    """Run the test on models of these types every second day, and of those like another among the slow tests."""
+    names = [*types]
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name in LIKE_ANOTHER]
+    return pytest.mark.parametrize(
+        "model_type", [*todays([n for n in names if n not in LIKE_ANOTHER], days=2), *slow]
+    )
 
 
 def computed(
