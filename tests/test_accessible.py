@@ -108,6 +108,7 @@ def test_every_tab_of_the_demo(served, browser, width):
         assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
 
 
+@pytest.mark.turn(0, days=2)
 def test_every_tab_of_the_bundle(runs, browser, tmp_path):
     write_bundle(runs, tmp_path / "site", view=VIEW.partition("&at")[0])
     with open_page((tmp_path / "site/index.html").as_uri(), browser=browser, width=390) as visit:

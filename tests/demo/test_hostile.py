@@ -86,6 +86,7 @@ def test_no_string_of_a_run_acts_in_the_first_panel_and_on_a_card(served, browse
         ("export", "#export input", ("alone", "rule")),
     ],
 )
+@pytest.mark.turn(1, days=2)
 def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields):
     with harmless(f"{served.url}?{urlencode(COMPARED | {'tab': tab})}", browser=browser) as visit:
         visit.page.wait_for_selector(ready)
@@ -93,6 +94,7 @@ def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields)
     assert missing(text, (*fields, "broken", "contaminated")) == []
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_markup_that_would_get_past_the_templates_does_nothing(served, browser):
     """What it does without the page's policy, the report's test shows."""

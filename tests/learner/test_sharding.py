@@ -56,6 +56,7 @@ def test_a_sharded_load_is_the_same_model(start: Callable[..., Results]) -> None
     check_load(start(1, ["qwen2_5_vl"])["qwen2_5_vl"], ranks=1)
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_a_rank_holds_its_share_of_a_model(on_two_ranks: Results, model_type: str) -> None:

@@ -14,6 +14,7 @@ from tests.helpers.example_study import lively, lively_evals, study_tree, write_
 from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.images import noise_png
 from tests.helpers.prepared_sets import write_problems
+from tests.helpers.rotation import todays
 from vlm_rl.data_prep.report import write_report as write_set_report
 from vlm_rl.report.run_report import write_report
 from vlm_rl.study.run import run_study
@@ -57,7 +58,7 @@ def test_what_acts_on_a_page_is_seen(tmp_path: Path, browser: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("markup", MARKUP)
+@pytest.mark.parametrize("markup", todays(MARKUP, days=2))
 def test_markup_that_would_get_past_the_templates_does_nothing(markup: str, tmp_path: Path, browser: Any) -> None:
     """It acts where the browser is told to ignore the page's policy."""
     page = write_report([build_run(tmp_path / "run", steps=2)], tmp_path / "report.html")

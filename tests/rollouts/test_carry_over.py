@@ -233,6 +233,7 @@ def files_in_progress(run: RunDirectory) -> dict[int, bytes]:
     return {step: (folder / "learner" / FILE).read_bytes() for step, folder in run.checkpoints()}
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["transformers", "vllm"])
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(toys: Toys, sampler: str) -> None:

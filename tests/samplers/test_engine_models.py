@@ -14,6 +14,7 @@ from tests.helpers.toy_runs import Runner
 GPU_ONLY = todays(["gemma3", "qwen3_5", "gemma4", "qwen3_5_moe", "qwen3_next"], days=5)
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_engines_of_one_and_two_ranks_hold_every_weight(
     family_model: Callable[[str], Path], runner: Runner, tmp_path: Path

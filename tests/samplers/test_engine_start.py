@@ -283,6 +283,7 @@ def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
     assert "in models of type 'glm4v_moe_text': write the value there" in str(caught.value)
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_server_names_it_too(family_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Its worker is another process, of which vLLM tells the server only that it failed."""

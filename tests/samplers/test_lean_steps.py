@@ -150,6 +150,7 @@ def rounded(groups: list[list[Drawn]]) -> list[list[Drawn]]:
     return [[(ids, np.array(logprobs, dtype=np.float32).tolist()) for ids, logprobs in group] for group in groups]
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_tokens_and_log_probs_are_vllms_own(
@@ -160,6 +161,7 @@ def test_tokens_and_log_probs_are_vllms_own(
     assert len(lengths) > 2, "no response ends before the others: no place in the batch changes hands"
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
     sampler: VllmSampler, prompts: list[Prompt], expected: list[list[list[Drawn]]]
@@ -172,6 +174,7 @@ def test_responses_that_are_cut_are_the_beginnings_of_vllms_own(
             assert ids == all_ids[: len(ids)] and logprobs == all_logprobs[: len(ids)]
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_a_response_brings_what_truncation_left_of_each_token(sampler: VllmSampler, prompts: list[Prompt]) -> None:
     """A GPU's model runner tells it with each step's tokens. Here a token comes with one to three ids from it on."""
@@ -199,6 +202,7 @@ def test_a_response_brings_what_truncation_left_of_each_token(sampler: VllmSampl
         assert rollout.kept.counts.tolist() == [len(left(int(token))) for token in rollout.ids]
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_nothing_is_kept_of_a_call_that_ended_early(sampler: VllmSampler, prompts: list[Prompt]) -> None:
     def stop(index: int, rollouts: list[Rollout]) -> None:
@@ -211,6 +215,7 @@ def test_nothing_is_kept_of_a_call_that_ended_early(sampler: VllmSampler, prompt
     assert streamed == bits(sampler.generate(asked(prompts[:1], responses=1)))[0][0][0]
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_where_no_block_is_looked_for_vllm_would_find_none_and_change_nothing(
     sampler: VllmSampler, prompts: list[Prompt]
@@ -241,6 +246,7 @@ def test_where_no_block_is_looked_for_vllm_would_find_none_and_change_nothing(
     assert counts["spared"] > 5 * counts["asked"] > 0
 
 
+@pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_a_model_with_windows_keeps_vllms_search_for_blocks(sampler: VllmSampler) -> None:
     from vlm_rl.samplers.vllm.lean_steps import spare_full_blocks

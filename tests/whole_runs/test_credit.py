@@ -50,6 +50,7 @@ def test_a_run_with_credit_and_a_history_resumes_bit_for_bit(toys: Toys) -> None
         ({"credit": "visual", "name": "luspo", "blind_image": "masked", "perception_coef": 0.02}, 2),
     ],
 )
+@pytest.mark.turn(0, days=2)
 def test_credit_does_not_depend_on_ranks_and_rows(toys: Toys, rule: dict[str, Any], shared: int) -> None:
     """The first step of one rank, and of two in ZeRO 2 with narrow rows and a frozen vision tower's features.
 

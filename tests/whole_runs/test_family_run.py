@@ -55,7 +55,7 @@ VISION_RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # type -> what it sees, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", todays(VISION_RUNS, days=2))
+@pytest.mark.parametrize("model_type", todays(VISION_RUNS, days=3))
 def test_a_run_of_a_vision_model(
     model_type: str, toys: Toys, seen: dict[str, Path], family_model: Callable[[str], Path]
 ) -> None:
@@ -200,7 +200,7 @@ def test_every_family_is_fine_tuned_and_exported(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=6))
+@pytest.mark.parametrize("model_type", todays(SUPPORTED, days=8))
 def test_every_family_trains_adapters_in_shards_on_a_gpu(
     model_type: str, toys: Toys, seen: dict[str, Path], sums: Path, family_model: Callable[[str], Path]
 ) -> None:
