@@ -53,6 +53,7 @@ def test_each_start_opens_as_a_different_model(tmp_path: Path, task) -> None:
     assert not models["a"][embedding].equal(models["b"][embedding])
 
 
+@pytest.mark.turn(0, days=2)
 @pytest.mark.parametrize("task", ["votes"], indirect=True)
 def test_a_stopped_warm_start_goes_on_after_its_last_whole_lesson(tmp_path: Path, task, monkeypatch) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

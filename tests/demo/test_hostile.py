@@ -65,6 +65,7 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
     return [field for field in fields if attack(field) not in text]
 
 
+@pytest.mark.turn(1, days=2)
 def test_no_string_of_a_run_acts_in_the_first_panel_and_on_a_card(served, browser):
     with harmless(f"{served.url}?{urlencode(COMPARED)}", browser=browser) as visit:
         page = visit.page

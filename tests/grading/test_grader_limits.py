@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.rotation import todays
 from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.decision import UndecidedError
 from vlm_rl.grading.grader import MAX_QUERIES, Grader, GradeTask, try_grade
@@ -190,7 +191,7 @@ LURES = [
 
 
 @pytest.mark.timeout(120)  # each takes milliseconds; one that runs away takes hours
-@pytest.mark.parametrize("lure", LURES)
+@pytest.mark.parametrize("lure", todays(LURES, days=2))
 def test_no_repeated_lure_runs_away(lure: str) -> None:
     """Repeat a text to half of the longest answer that is read at all, up to the symbolic queries."""
     golds = (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm")))

@@ -25,6 +25,7 @@ from tests.helpers.family_rows import (
     unmodified_logp,
 )
 from tests.helpers.groups import WeighedGroup, load_reference
+from tests.helpers.rotation import todays
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.routers import routers_of
@@ -111,7 +112,7 @@ def test_replayed_experts_are_the_only_ones(
     assert (own_K - expected_K).abs().max() > 1e-3, "the routing made no difference"
 
 
-@pytest.mark.parametrize("model_type", WITH_EXPERTS)
+@pytest.mark.parametrize("model_type", todays(WITH_EXPERTS, days=2))
 def test_the_samplers_own_routing_changes_nothing(model_type: str, family_model: FamilyModel) -> None:
     """In float32 both choose alike: no choice that the transformers engine returns replaces one of the learner's."""
     folder = family_model(model_type)

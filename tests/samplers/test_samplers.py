@@ -208,6 +208,7 @@ def draw_on(sampler: Sampler, prompts: list[Prompt], begun: Any, *, step: int, e
     return groups, counted
 
 
+@pytest.mark.turn(1, days=2)
 def test_waiting_for_all_groups_is_generating(sampler: Sampler, prompts: list[Prompt]) -> None:
     plain = sampler.generate(SampleRequest(prompts, SAMPLED, seed=3, step=5))
     groups, counted = draw_on(sampler, prompts, not_begun(prompts, 4), step=5, enough=4)

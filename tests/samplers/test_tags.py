@@ -164,6 +164,7 @@ def settled(untaught: Path) -> Iterator[tuple[PromptBuilder, str, Sampler]]:
         yield builder, settle_tags(builder, sampler, context=512, seed=0), sampler
 
 
+@pytest.mark.turn(0, days=2)
 def test_a_model_that_cannot_write_its_tokens_gets_plain_tags(settled: tuple[PromptBuilder, str, Sampler]) -> None:
     builder, line, sampler = settled
     assert re.search(r"as text, not .*: ([6-9]|1[0-2]) of 12 responses begin with <think> so, and 0 with", line), line
