@@ -306,7 +306,7 @@ def test_hostile_answers_cost_nothing_but_their_own_verdict() -> None:
     assert [g.verdict for g in again] == expected
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(2, days=4)
 @pytest.mark.slow
 def test_512_good_answers_among_288_hostile_ones_on_an_idle_and_a_busy_machine() -> None:
     """The good answers get the verdicts that they get alone, also while other processes take the cores."""

@@ -179,6 +179,7 @@ import torch
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.templates import TEMPLATES

@@ -782,7 +782,7 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(2, days=4)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):

@@ -104,7 +104,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
         shutil.rmtree(machine.folder)
 
 
-@pytest.mark.turn(0, days=2)
+@pytest.mark.turn(1, days=2)
 def test_two_machines_train_as_two_ranks_of_one(machines: tuple[Machine, Machine], toys: Toys) -> None:
     """Bit for bit, and through ten seconds without the cable in the middle of the run."""
     assert shutil.which("ip") is not None
@@ -120,7 +120,7 @@ def test_two_machines_train_as_two_ranks_of_one(machines: tuple[Machine, Machine
     assert_sound(run)
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=4)
 def test_servers_on_both_machines_and_a_cable_that_is_cut(machines: tuple[Machine, Machine], toys: Toys) -> None:
     """Ten seconds lose nothing. For good: the second machine's torchrun, which has lost the place where both meet,
     ends, and the first machine's is ended, as a batch system would. Alone, with its own server, it then continues at
