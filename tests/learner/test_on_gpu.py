@@ -46,7 +46,7 @@ FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
 def each_of(types: Iterable[str]) -> pytest.MarkDecorator:
-    """Run the test on models of these types every second day, and of those like another among the slow tests."""
+    """Run the test on half of these types a day, and on those like another among the slow tests."""
     names = [*types]
     slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name in LIKE_ANOTHER]
     return pytest.mark.parametrize(

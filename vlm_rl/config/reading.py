@@ -167,10 +167,12 @@ def _open(path: Path) -> Any:
     return _all_in_home(plain)
 
 
-@lru_cache(
-    maxsize=64
-)  # 20 ms for a run's own, which a demo asks for in a dozen places; nothing may change what it gets
+@lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
+    """Return the values of a file's text, which the caller may not change.
+
+    Reading a run's own takes 20 ms, and a demo asks for it in a dozen places.
+    """
     return read_yaml(text, _plain)
 
 
