@@ -107,7 +107,7 @@ def chains(start: Callable[..., Results]) -> Results:
     return start(2, ["qwen2_5_vl"], "chains")
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_stage_reads_the_masters_and_moments_of_every_other(chains: Results, name: str) -> None:

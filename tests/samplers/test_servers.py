@@ -230,7 +230,7 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
     draw(sampler, fleet)
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=2)
 def test_a_server_of_two_ranks_proves_the_shards_of_each(fleet: Fleet, tmp_path: Path) -> None:
     """It draws what servers of one rank draw; without either rank's shards the proof fails."""
     shared = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "server_token": str(fleet.token)}

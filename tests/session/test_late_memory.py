@@ -146,7 +146,7 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
 # -- an update in which memory ends ------------------------------------------------------------------
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_gradients_of_an_update_that_failed_are_forgotten(toys: Toys, tmp_path: Path) -> None:
     """The next updates are bit for bit those of a learner that had not begun it, in each stage and place."""

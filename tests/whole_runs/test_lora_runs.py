@@ -240,7 +240,7 @@ def test_what_cannot_be_exported_is_refused(toys: Toys, run: RunDirectory) -> No
 # -- the fast engine, several ranks -------------------------------------------------------------------
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=2)
 def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes: dict[str, Any]) -> None:
     """ZeRO 3: each merged weight is gathered, streamed, and proved to be what vLLM computes with.
 

@@ -741,7 +741,7 @@ def test_one_rank_that_raises_ends_all(toys: Toys) -> None:
     assert "injected fault" in done.stderr
 
 
-@pytest.mark.turn(1, days=2)
+@pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_ranks_with_different_configurations_do_not_start(toys: Toys) -> None:
     """As two nodes whose files differ: they would train the weights of one at the learning rate of the other."""
