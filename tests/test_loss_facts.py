@@ -215,7 +215,7 @@ def test_how_the_loss_scales_with_length(aggregation: str, grows: bool, batch: T
 # --- facts 1 and 2: LUSPO ---------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(spread=1e-4))
 def test_luspo_unclipped_is_gspo_times_length(batch: TokenBatch) -> None:
     """grad = (1/N) sum_i s_i A_i sum_t grad lp_it (of the loss: its negative); GSPO's is that over |y_i|."""
@@ -231,7 +231,7 @@ def test_luspo_unclipped_is_gspo_times_length(batch: TokenBatch) -> None:
             np.testing.assert_allclose(gspo[p][g], luspo[p][g] / length, rtol=1e-9, atol=1e-14)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(spread=0.0))
 def test_luspo_on_policy_is_the_token_mean_times_the_mean_length(batch: TokenBatch) -> None:
     _, luspo = run("luspo", batch)
@@ -246,7 +246,7 @@ def test_luspo_on_policy_is_the_token_mean_times_the_mean_length(batch: TokenBat
 
 
 @pytest.mark.parametrize("name", ["gspo", "luspo"])
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(spread=3e-3, shortest=1))
 def test_a_clipped_sequence_has_no_gradient_on_any_token(name: str, batch: TokenBatch) -> None:
     row = ALGORITHMS[name]
@@ -261,7 +261,7 @@ def test_a_clipped_sequence_has_no_gradient_on_any_token(name: str, batch: Token
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "ba"])
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1))
 def test_token_clipping_stops_single_tokens(name: str, batch: TokenBatch) -> None:
     row = ALGORITHMS[name]
@@ -272,7 +272,7 @@ def test_token_clipping_stops_single_tokens(name: str, batch: TokenBatch) -> Non
         np.testing.assert_array_equal(gradient[p][g] == 0, is_clipped | (advantage == 0))
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1))
 def test_cispo_stops_no_token_but_bounds_all(batch: TokenBatch) -> None:
     _, gradient = run("cispo", batch)
@@ -282,7 +282,7 @@ def test_cispo_stops_no_token_but_bounds_all(batch: TokenBatch) -> None:
         np.testing.assert_allclose(gradient[p][g], -weight * batch.advantages[p, g] * bounded, rtol=1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1, spread=0.3))
 def test_sapo_fades_and_is_never_cut_off(batch: TokenBatch) -> None:
     """dl/dlp = -w A sech^2(t (w - 1) / 2): at most the unclipped gradient, and equal to it at w = 1."""
@@ -299,7 +299,7 @@ def test_sapo_fades_and_is_never_cut_off(batch: TokenBatch) -> None:
         np.testing.assert_allclose(on_policy[p][g], -weights[p, g] * advantage, rtol=1e-9, atol=1e-14)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1, spread=2.0), cap=st.floats(1.3, 4))
 def test_the_dual_clip_bounds_terms_of_negative_advantages(batch: TokenBatch, cap: float) -> None:
     """l = -A min(w, cap), from below clipped at .8, where A < 0; nothing changes elsewhere."""
@@ -383,7 +383,7 @@ def test_when_two_rules_are_the_same_rule(group: tuple[np.ndarray, np.ndarray]) 
     assert equal("group_token", "token"), "of one group"
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1), exponent=st.floats(0, 1))
 def test_one_exponent_spans_dr_grpo_to_grpo(batch: TokenBatch, exponent: float) -> None:
     """a = 0 is `constant`, a = 1 is `sequence` up to one factor, and between them weights fall as L^-a."""
@@ -410,7 +410,7 @@ def test_across_groups_balanced_is_not_the_token_mean() -> None:
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1), times=st.integers(2, 5))
 def test_balanced_is_blind_to_longer_terms_of_one_sign(sign: float, batch: TokenBatch, times: int) -> None:
     """All terms of one sign replicated: the same loss, and a gradient shared by the copies."""
@@ -425,7 +425,7 @@ def test_balanced_is_blind_to_longer_terms_of_one_sign(sign: float, batch: Token
     close(computed, shared)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(batch=batches(shortest=1, values=(-1.0, 1.0)), times=st.integers(2, 5))
 def test_token_mean_is_not(batch: TokenBatch, times: int) -> None:
     # the positive part of the weights shrinks from T+/T to T+/(T+ + times T-)

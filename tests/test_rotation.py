@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from datetime import date
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,3 +32,15 @@ def test_all_days_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_days_are_counted_as_the_continuous_integration_counts_them() -> None:
     assert date(1970, 1, 1).toordinal() == 719163
+
+
+def test_no_case_waits_for_a_day_that_never_comes() -> None:
+    """A test with a turn whose cases take turns too would leave some of them out for ever, where both are even."""
+    both = []
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                marks = " ".join(map(ast.unparse, node.decorator_list))
+                if "mark.turn(" in marks and "todays(" in marks:
+                    both.append(f"{path.name}::{node.name}")
+    assert both == []

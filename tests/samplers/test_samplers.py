@@ -828,7 +828,7 @@ ON_VLLM = [name for name in SUPPORTED if name not in (*BOTH_WAYS, *LINEAR_ATTENT
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", todays(ON_VLLM, days=5))
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
-    """A third of the families a day."""
+    """A fifth of the families a day."""
     pytest.importorskip("vllm")
     check_family("vllm", model_type, family_model)
 

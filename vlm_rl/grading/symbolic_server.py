@@ -145,7 +145,8 @@ def answer_query(query: list[str], cpu_seconds: float) -> bool | str | None:
 def load_grammar() -> None:
     """Import everything heavy before the fork, so that a killed worker is replaced in milliseconds.
 
-    The grammar's parser caches what it learns from the texts it reads, and the workers inherit that cache.
+    The grammar's parser caches what it learns from the texts it reads, and the workers inherit that cache, as does a
+    server that is forked: a second call does nothing.
     """
     import math_verify.grader  # noqa: F401
 
