@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,6 @@ from vlm_rl.toy.tiny_model import build_tiny_model
 
 SAMPLERS = ("transformers", "vllm")
 RANKS = (1, 2)
-
-
-def kind_of(day: int) -> tuple[str, int]:
-    """Return the sampler and the number of ranks whose turn it is on a day."""
-    kinds = list(product(SAMPLERS, RANKS))
-    return kinds[day % len(kinds)]
 
 
 @dataclass

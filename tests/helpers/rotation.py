@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from datetime import date
 from typing import TypeVar
 
 import pytest
@@ -33,3 +34,9 @@ def is_its_day(item: pytest.Item) -> bool:
     """Tell whether a test runs today: `@pytest.mark.turn(1, days=2)` runs it every second day."""
     mark, day = item.get_closest_marker("turn"), os.environ["TEST_DAY"]
     return mark is None or day == "all" or int(day) % mark.kwargs["days"] == mark.args[0]
+
+
+def the_day() -> int:
+    """Return the day whose cases run, as a seed; today where all of them do."""
+    day = os.environ["TEST_DAY"]
+    return date.today().toordinal() if day == "all" else int(day)

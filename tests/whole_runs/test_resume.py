@@ -8,14 +8,14 @@ import random
 import shutil
 import signal
 from collections import Counter
-from datetime import date
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.crash_walk import RANKS, SAMPLERS, Walk, kind_of
+from tests.crash_walk import RANKS, SAMPLERS, Walk
 from tests.helpers import crash_points
+from tests.helpers.rotation import the_day, todays
 from tests.helpers.toy_runs import ExitResult, Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl.config import load_config
 from vlm_rl.errors import EXIT_STOPPED
@@ -67,23 +67,16 @@ def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> 
 
 @needs_a_compiler
 @pytest.mark.slow
-def test_killed_at_a_rotating_sample_of_all_points_and_resumed(toys: Toys) -> None:
+@pytest.mark.parametrize(("sampler", "ranks"), todays(product(SAMPLERS, RANKS), days=4))
+def test_killed_at_a_rotating_sample_of_all_points_and_resumed(toys: Toys, sampler: str, ranks: int) -> None:
     """One of the points that `make crash` walks, of another kind of run each day; a failure names its point."""
-    day = date.today().toordinal()
-    sampler, ranks = kind_of(day)
     if sampler == "vllm":
         pytest.importorskip("vllm")
     walk = Walk(toys, sampler, ranks)
     assert {what.split()[0] for _, _, what in walk.points} >= {"open", "write", "fsync", "rename", "mkdir", "fork"}
     assert {rank for rank, _, _ in walk.points} == set(range(ranks))
-    for point in walk.sample(1, seed=day):
+    for point in walk.sample(1, seed=the_day()):
         walk.crash(*point)
-
-
-def test_every_kind_of_run_has_its_day() -> None:
-    """Of those that `make crash` walks, in any four days."""
-    today = date.today().toordinal()
-    assert {kind_of(today + day) for day in range(4)} == set(product(SAMPLERS, RANKS))
 
 
 @needs_a_compiler
