@@ -24,7 +24,7 @@ def send_half_heads(folder: Path) -> str:
 
     One more sends headers without an end.
     """
-    with RolloutServer(config_of(folder), folder / "log", program="vlm_rl") as server:
+    with RolloutServer(config_of(folder), folder / "log") as server:
         server.wait()
         opened = [socket.create_connection((server.host, server.port)) for _ in range(200)]
         for index, connection in enumerate(opened):

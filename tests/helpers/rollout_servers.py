@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from tests.helpers.forked_server import ForkedServer
 from tests.helpers.served import free_port, wait_for_status
 from tests.helpers.toy_runs import Toys, clean_environment, toy_problem
 from vlm_rl.config import ModelConfig
@@ -42,21 +42,25 @@ class RolloutServer:
         log: Path,
         *,
         host: str = "127.0.0.1",
-        inside: Sequence[str] = (),
-        program: str = "tests.helpers.forked_server",
+        program: Sequence[str] = (),
     ) -> None:
-        """Start it by this module; the words `inside` come before the command."""
+        """Start it by the words `program`, which the arguments of `vlm-rl` follow; without any it is forked."""
         self.host, self.port = host, free_port()
         self.url = f"http://{host}:{self.port}"
-        self._command = [*inside, sys.executable, "-m", program, "serve", str(config), "--host", host]
-        self._log = log
+        self._program, self._log = program, log
+        self._arguments = ["serve", str(config), "--host", host, "--port", str(self.port)]
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again at the same address."""
+        self._process: ForkedServer | subprocess.Popen[bytes]
+        if not self._program:
+            self._log.write_text("")
+            self._process = ForkedServer(self._arguments, environment=clean_environment(), log=self._log)
+            return
         with self._log.open("w") as file:
             self._process = subprocess.Popen(
-                [*self._command, "--port", str(self.port)],
+                [*self._program, *self._arguments],
                 env=clean_environment(),
                 stdout=file,
                 stderr=file,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import http.client
 import random
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -29,8 +28,14 @@ def free_port() -> int:
         return port
 
 
+class Running(Protocol):
+    """A process, of which its exit code is asked: None while it runs."""
+
+    def poll(self) -> int | None: ...
+
+
 def wait_for_status(
-    process: subprocess.Popen[bytes],
+    process: Running,
     port: int,
     path: str,
     status: int,

@@ -59,7 +59,6 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SampleRequest
 from vlm_rl.samplers.remote.servers import ServerSampler, ServersGoneError
 from vlm_rl.samplers.transformers import TransformersSampler
-from vlm_rl.samplers.vllm.engine import import_vllm
 from vlm_rl.session import periodic_evaluation, session, watch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.types import Grade, NamedTensors
@@ -665,21 +664,9 @@ def load_everything() -> None:
     VIDEO_PROCESSOR_MAPPING.values()  # opening any processor imports them all
 
 
-def load_vllm() -> None:
-    """Import what an engine of a toy model takes most of its start for."""
-    import_vllm()
-    for name in ("entrypoints.llm", "v1.executor.uniproc_executor", "v1.worker.cpu_worker", "model_executor.models"):
-        importlib.import_module(f"vllm.{name}")
-    importlib.import_module("vllm.model_executor.models.qwen2_5_vl")
-    importlib.import_module("compressed_tensors")
-
-
 def serve_vllm(jobs: Connection) -> None:
     """Serve the jobs that sample with vLLM, which leaves its settings in the process that imports it."""
-    gc.disable()
-    load_vllm()
-    gc.freeze()
-    gc.enable()
+    importlib.import_module("tests.helpers.loaded_vllm")
     with suppress(EOFError):
         while True:
             jobs.send(fork(jobs.recv()))

@@ -133,7 +133,12 @@ def test_servers_on_both_machines_and_a_cable_that_is_cut(machines: tuple[Machin
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                RolloutServer(served, machine.folder / "server", host=machine.address, inside=machine.inside)
+                RolloutServer(
+                    served,
+                    machine.folder / "server",
+                    host=machine.address,
+                    program=[*machine.inside, sys.executable, "-m", "tests.helpers.forked_server"],
+                )
             )
             for machine in machines
         ]
