@@ -34,7 +34,8 @@ from vlm_rl.session.mini_batches import pack
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.run import Run
 from vlm_rl.session.session import Session
-from vlm_rl.train import loss_of, split, weigh
+from vlm_rl.session.token_credit import weigh
+from vlm_rl.train import loss_of, split
 
 Gradient = dict[str, Tensor]  # by parameter, float32, on the CPU
 

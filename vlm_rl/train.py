@@ -14,15 +14,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from vlm_rl.advantages import ADVANTAGES
 from vlm_rl.config import Config
 from vlm_rl.distributed import rank
 from vlm_rl.learner.learner import LossFunction, UpdateResult
-from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.losses import policy_loss
 from vlm_rl.rollouts.collect import RolloutBatch, collect
-from vlm_rl.session.mini_batches import MiniBatches, pack
+from vlm_rl.session.mini_batches import MiniBatches
 from vlm_rl.session.periodic_evaluation import evaluate_if_due
 from vlm_rl.session.recorder import Timings, step_metrics
 from vlm_rl.session.run import Run
@@ -80,8 +78,8 @@ def train_step(session: Session) -> None:
     session.stop_if_asked(before)  # abandons this step and saves its beginning
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
-    credit = TokenCredit(session, parts, partial(weigh, session))
-    mini_batches = MiniBatches(session, partial(pack, session, batch, parts, credit.of_responses), credit)
+    credit = TokenCredit(session, parts)
+    mini_batches = MiniBatches(session, batch, credit)
     mini_batches.packed(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()
     with session.abandoning(before), beside_update, session.speed.update():  # a teacher's servers may be gone
@@ -101,33 +99,6 @@ def train_step(session: Session) -> None:
 def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
     """Split into mini-batches of whole groups; the last may be smaller."""
     return [groups[start : start + size] for start in range(0, len(groups), size)]
-
-
-def weigh(session: Session, groups: Sequence[Group], masses_PG: np.ndarray | None = None) -> np.ndarray:
-    """Return the weight [P, G] of every token of each response of one mini-batch.
-
-    Where tokens have credits, BA's means over one sign are weighted: `masses_PG`, each response's summed credit,
-    replaces its length. All other rules count all tokens.
-
-    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
-    still counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
-    either, and is in no baseline.
-    """
-    lengths_PG = np.stack([group.lengths_G for group in groups])
-    lengths_PG = np.where([[reward.dropped for reward in group.rewards] for group in groups], 0, lengths_PG)
-    if session.config.algorithm.mask_truncated:
-        lengths_PG = np.where(
-            [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG
-        )
-    if masses_PG is not None and session.algorithm.aggregation == "balanced":
-        lengths_PG = np.where(lengths_PG > 0, masses_PG, 0)
-    return token_weights(
-        session.algorithm.aggregation,
-        lengths_PG,
-        np.stack([group.advantages_G for group in groups]),
-        max_tokens=session.config.rollout.max_tokens,
-        exponent=session.config.algorithm.length_exponent,
-    )
 
 
 def optimize(session: Session, mini_batches: MiniBatches, timings: Timings) -> list[UpdateResult]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,10 +21,11 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.packing import PackedRow, with_sampler_log_probs
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import policy_loss
+from vlm_rl.rollouts.collect import RolloutBatch
 from vlm_rl.session.mini_batches import MiniBatches
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.token_credit import TokenCredit
-from vlm_rl.train import GapError, optimize, weigh
+from vlm_rl.train import GapError, optimize
 
 FamilyModel = Callable[[str], Path]
 NOISE = 0.01  # nats: of the sampler's log-probs
@@ -89,13 +90,15 @@ def batches(session: Any, folder: Path) -> list[list[PackedRow]]:
     return rows
 
 
+def packed_already(session: Any, mini_batches: Sequence[list[PackedRow]]) -> MiniBatches:
+    found = MiniBatches(session, cast(RolloutBatch, None), TokenCredit(session, []))
+    found.packed = lambda _: mini_batches  # type: ignore[method-assign]
+    return found
+
+
 def trained(session: Any, mini_batches: Sequence[list[PackedRow]]) -> list[Tensor]:
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
-    optimize(
-        session,
-        MiniBatches(session, lambda _: mini_batches, TokenCredit(session, [], weigh)),
-        Timings(lambda _: None),
-    )
+    optimize(session, packed_already(session, mini_batches), Timings(lambda _: None))
     after = [p.detach() for p in session.learner.policy.parameters()]
     assert not all(map(torch.equal, before, after))
     return after
@@ -146,9 +149,7 @@ def test_the_gap_is_that_of_the_first_mini_batch_before_its_step(family_model: F
     session = session_of(folder, old_logprobs="sampler", max_gap=0.1 * NOISE)
     before = [p.detach().clone() for p in session.learner.policy.parameters()]
     with pytest.raises(GapError, match="This update was not made"):
-        optimize(
-            session, MiniBatches(session, lambda _: rows, TokenCredit(session, [], weigh)), Timings(lambda _: None)
-        )
+        optimize(session, packed_already(session, rows), Timings(lambda _: None))
     assert all(map(torch.equal, before, session.learner.policy.parameters()))
 
 

@@ -38,7 +38,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import read_manifest
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
-from vlm_rl.train import weigh
+from vlm_rl.session.token_credit import weigh
 
 # the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -23,17 +23,18 @@ from vlm_rl.types import Group, Prompt
 class MiniBatches:
     """This rank's rows of the mini-batches of one step."""
 
-    def __init__(self, session: Session, pack: Callable[..., Sequence[list[PackedRow]]], credit: TokenCredit) -> None:
-        """Remember how to pack.
-
-        Args:
-            session: the run.
-            pack: returns the rows of each mini-batch, of at most so many tokens each; with `teacher`, as that one
-                reads them.
-            credit: of the step's tokens.
-        """
-        self._session, self._pack, self.packed, self._credit = session, pack, lru_cache(1)(pack), credit
+    def __init__(self, session: Session, batch: RolloutBatch, credit: TokenCredit) -> None:
+        """Take the rollout batch, with the prompts of this rank, and the credit of its tokens."""
+        self._session, self._batch, self._credit = session, batch, credit
+        self._weights = credit.of_responses
+        self._packed: dict[int, Sequence[list[PackedRow]]] = {}
         self._before_first_step: Sequence[list[PackedRow]] = []
+
+    def packed(self, tokens: int) -> Sequence[list[PackedRow]]:
+        """Return the rows of each mini-batch, of at most so many tokens each; the last answer is kept."""
+        if tokens not in self._packed:
+            self._packed = {tokens: self._pack(tokens)}
+        return self._packed[tokens]
 
     def prepared(self, tokens: int, timings: Timings) -> Sequence[list[PackedRow]]:
         """Return the rows with image features where the vision tower is frozen, and with old log-probs.
@@ -99,8 +100,11 @@ class MiniBatches:
             if teacher.servers is not None:
                 pairs = zip(self._credit.parts, mini_batches, strict=True)
                 return teacher.asked([(groups, rows) for groups, rows in pairs], self._session.builder)
-            shown = self._pack(tokens, teacher=teacher) if teacher.hint else self.packed(tokens)
+            shown = self._pack(tokens, teacher) if teacher.hint else self.packed(tokens)
             return [teacher.scored(self._session.learner, *pair) for pair in zip(mini_batches, shown, strict=True)]
+
+    def _pack(self, tokens: int, teacher: Teacher | None = None) -> Sequence[list[PackedRow]]:
+        return pack(self._session, self._batch, self._credit.parts, self._weights, tokens, teacher=teacher)
 
 
 def pack(

@@ -11,6 +11,7 @@ import torch
 from vlm_rl.credit import CREDITS, Credits, Dependence, dependence_metrics, visual_dependence
 from vlm_rl.distributed import all_gather
 from vlm_rl.learner.packing import PackedRow
+from vlm_rl.losses import token_weights
 from vlm_rl.run.rollout_row import TokenLooks
 from vlm_rl.session.session import Session
 from vlm_rl.types import Group
@@ -21,21 +22,10 @@ RECORDED_GROUPS = 4
 class TokenCredit:
     """The weights of a step's tokens in the loss: of each response, and where credit is not uniform of each token."""
 
-    def __init__(
-        self,
-        session: Session,
-        parts: Sequence[Sequence[Group]],
-        weigh: Callable[..., np.ndarray],
-    ) -> None:
-        """Weigh the responses of each mini-batch.
-
-        Args:
-            session: the run.
-            parts: the mini-batches, on all ranks.
-            weigh: returns the weights [P, G] of a mini-batch, given its groups and the sums of credits of responses.
-        """
-        self._session, self.parts, self._weigh = session, parts, weigh
-        self.of_responses = [weigh(part) for part in parts]
+    def __init__(self, session: Session, parts: Sequence[Sequence[Group]]) -> None:
+        """Weigh the responses of each mini-batch: of all of them, on every rank."""
+        self._session, self.parts = session, parts
+        self.of_responses = [weigh(session, part) for part in parts]
         self.mean_weights = self.of_responses  # of a response's tokens, with their credit; for the metrics
         self.metrics: dict[str, float] = {}
         self._dependence: Dependence = []  # of the whole step
@@ -70,7 +60,8 @@ class TokenCredit:
         ]
         self._credits = [CREDITS[rule.credit](each, **extra) for each in dependence]
         masses = [_masses(part, each) for part, each in zip(self.parts, self._credits, strict=True)]
-        self.of_responses = [self._weigh(part, mass_PG) for part, mass_PG in zip(self.parts, masses, strict=True)]
+        pairs = zip(self.parts, masses, strict=True)
+        self.of_responses = [weigh(self._session, part, mass_PG) for part, mass_PG in pairs]
         lengths = [np.stack([group.lengths_G for group in part]) for part in self.parts]
         self.mean_weights = [
             weights_PG * mass_PG / np.maximum(lengths_PG, 1)
@@ -111,6 +102,33 @@ class TokenCredit:
     def filled(self, number: int, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows of a mini-batch with their credits and weights."""
         return [fill(row, self._credits[number], self.of_responses[number]) for row in rows]
+
+
+def weigh(session: Session, groups: Sequence[Group], masses_PG: np.ndarray | None = None) -> np.ndarray:
+    """Return the weight [P, G] of every token of each response of one mini-batch.
+
+    Where tokens have credits, BA's means over one sign are weighted: `masses_PG`, each response's summed credit,
+    replaces its length. All other rules count all tokens.
+
+    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
+    still counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
+    either, and is in no baseline.
+    """
+    lengths_PG = np.stack([group.lengths_G for group in groups])
+    lengths_PG = np.where([[reward.dropped for reward in group.rewards] for group in groups], 0, lengths_PG)
+    if session.config.algorithm.mask_truncated:
+        lengths_PG = np.where(
+            [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG
+        )
+    if masses_PG is not None and session.algorithm.aggregation == "balanced":
+        lengths_PG = np.where(lengths_PG > 0, masses_PG, 0)
+    return token_weights(
+        session.algorithm.aggregation,
+        lengths_PG,
+        np.stack([group.advantages_G for group in groups]),
+        max_tokens=session.config.rollout.max_tokens,
+        exponent=session.config.algorithm.length_exponent,
+    )
 
 
 def fill(row: PackedRow, credit: Credits, weights_PG: np.ndarray) -> PackedRow:
