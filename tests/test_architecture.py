@@ -252,7 +252,7 @@ def test_rooms_are_entered_by_their_doors_and_from_above() -> None:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    """Imports inside functions count, and for a type checker: types that need each other belong into one module."""
+    """Imports inside functions count, and for a type checker: types that need each other belong in one module."""
     assert circles({module_of(path): parsed(path)[1] for path in ALL}) == []
 
 

@@ -26,8 +26,8 @@ class TemplateConfig(ConfigSection):
     reasoning_block: bool = False
     """A response begins with its reasoning in <think> </think>."""
     answer_block: bool | None = None
-    """The answer is inside <answer> </answer> (true), not looked for by these tags (false), or either (null); null is
-    as false beside a regular expression, which may name tags itself."""
+    """The answer is inside <answer> </answer> (true), not looked for by these tags (false), or either (null).
+    With a regular expression, which may name tags itself, null means false."""
     answer: str = "box"
     """The answer's place there: box, program (in a fenced block), text (all of it), last_line, or a regular
     expression of RE2 whose last match holds it as (?P<answer>...)."""

@@ -112,7 +112,7 @@ def _first_token(policy: Policy, prompt: Prompt, *, vocabulary: int) -> np.ndarr
 
 
 def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """Return the p-value of Pearson's chi-square test; what is expected too rarely is taken together."""
+    """Return the p-value of Pearson's chi-square test; tokens with a small expected count are pooled."""
     expected = counts.sum() * probabilities / probabilities.sum()
     order = np.argsort(expected)
     reaching = 1 + int((expected[order].cumsum() < LEAST_EXPECTED).sum())

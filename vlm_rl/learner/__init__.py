@@ -18,7 +18,7 @@
     loading         from folders to prompt builder and policy
     saving          the learner's state, to checkpoints and back
     checkpoint_size   how large checkpoints are, and whether the disk has room for those that are kept
-    row_budget      how many tokens a row may have, and an update made again in shorter rows where memory ended
+    row_budget      how many tokens a row may have, and an update repeated in shorter rows after memory ran out
     save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
 

@@ -53,7 +53,7 @@ def stage_of(shards: Sequence[Mapping[str, Any]]) -> int:
     """Return the ZeRO stage that wrote these states."""
     if not shards:
         return 0
-    # What DeepSpeed takes for ZeRO 1 in bfloat16 does not say.
+    # The state of ZeRO 1 in bfloat16 does not name its stage.
     return 3 if SHARDED_MASTERS in shards[0] else int(shards[0].get("zero_stage", 1))
 
 

@@ -41,7 +41,7 @@ def export(options: argparse.Namespace) -> Path:
     With `options.push`, a name on the hub, it is uploaded too.
 
     Raises UserError for what is not a checkpoint of a run, for a damaged one, for a folder that exists, and if the
-    hub cannot be reached; the folder is written then.
+    hub cannot be reached; in that case the folder has been written.
     """
     if options.push:
         _check_repo(options.push)

@@ -57,7 +57,7 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
 
 @contextmanager
 def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
-    """Let what vLLM refuses, or looks for in vain, end in a UserError.
+    """Turn vLLM's refusals, and the keys that it misses in a config.json, into UserErrors.
 
     Args:
         model_path: the folder that it opens.
