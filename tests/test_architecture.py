@@ -276,6 +276,25 @@ def test_every_room_has_a_door_and_says_what_it_uses() -> None:
         assert uses <= rooms().keys(), (room, uses - rooms().keys())
 
 
+def unnamed(folder: Path) -> set[str]:
+    """Return the modules and inner rooms of a folder that its door's docstring does not name.
+
+    Those that the folder's registry names, such as the benchmarks, need not be there too.
+    """
+    registry = folder / "registry.py"
+    told = (ast.get_docstring(runtime_tree(folder / "__init__.py")) or "") + (
+        registry.read_text(encoding="utf-8") if registry.is_file() else ""
+    )
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    return modules - set(re.findall(r"\w+", told))
+
+
+def test_a_door_names_every_module_of_its_room() -> None:
+    left = {room: sorted(unnamed(ROOT / "vlm_rl" / room)) for room in folders()}
+    assert not {room: names for room, names in left.items() if names}
+
+
 def test_rooms_lie_one_above_another() -> None:
     left = {room: uses - {room} for room, uses in rooms().items()}
     while lowest := {room for room, uses in left.items() if not uses & left.keys()}:
