@@ -99,8 +99,8 @@ class ModelConfig(ConfigSection):
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway. Experimental on GPUs."""
     rows: RowFormat = "auto"
-    """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
-    the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
+    """How the learner computes the responses to a prompt. auto: after one copy of the prompt where that is exact for
+    the model, else padded. padded: each response in a separate row, after its own copy of the prompt, through
     transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
     response."""
     layer_patches: LayerPatches = "auto"

@@ -20,7 +20,7 @@ class TemplateConfig(ConfigSection):
     system: str = ""
     """The system prompt; "" leaves the chat template's own in place."""
     suffix: str = ""
-    """What is written right behind each question."""
+    """What is written right after each question."""
     prefill: str = ""
     """The beginning of every response, which the model continues."""
     reasoning_block: bool = False

@@ -1,4 +1,4 @@
-"""Cut DeepSpeed's masters and moments anew, for a different number of ranks or a different ZeRO stage.
+"""Cut DeepSpeed's masters and moments again, for a different number of ranks or a different ZeRO stage.
 
 ZeRO 0 keeps them by parameter. ZeRO 1 and 2 keep, for each group of parameters, one flat row of all its numbers,
 padded behind its end and cut into a part for each rank. ZeRO 3 cuts each parameter by itself and pads it; a rank's

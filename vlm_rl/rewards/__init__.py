@@ -7,7 +7,7 @@
     votes           a majority vote, for users' configurations: a reward that needs no labels
 
 Private to this room: part says what a part is. The parts are formulas (of a response's length, form and grade),
-functions and function_worker (users' own, each in a process of its own), judge (a model behind an endpoint),
+functions and function_worker (users' own, each in a separate process), judge (a model behind an endpoint),
 reward_model (one that classifies) and grounding, whose boxes coordinates reads.
 """
 

@@ -31,7 +31,7 @@ from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
 
-_NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written anew, or of no use outside the run
+_NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written again, or of no use outside the run
 _OF_ADAPTERS = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL}
 
 

@@ -18,7 +18,7 @@ class Rows:
 
     budget: int  # most tokens of a row: train.micro_batch_tokens
     hidden_size: int
-    padded: bool = False  # each response behind its own copy of the prompt
+    padded: bool = False  # each response after its own copy of the prompt
 
     @property
     def pair_cost(self) -> float:

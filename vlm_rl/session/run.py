@@ -257,7 +257,7 @@ class Run:
         if self._start is not None:
             note(
                 f"starting from {self._start[0]}: its weights and its optimizer; steps, belief and order of prompts "
-                "begin anew"
+                "start from the beginning"
             )
         for line in self._room.lines():
             note(line)
