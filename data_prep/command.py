@@ -168,7 +168,7 @@ def _print_counts(out: Path, report: PrepareReport) -> None:
         )
     if kept := report.notes.get("system"):
         print(
-            f"{kept} rows have a system or developer text, which a prompt holds behind the template's own: where it "
+            f"{kept} rows have a system or developer text, which a prompt holds after the template's own: where it "
             "asks for a different form of the answer, remove it from the table"
         )
     if missing := report.dropped.get("image_missing"):

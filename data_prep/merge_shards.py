@@ -19,7 +19,7 @@ from vlm_rl.data_prep.records import DroppedRow, KeptRow
 from vlm_rl.data_prep.shards import ShardRecord, count_notes
 from vlm_rl.errors import UserError
 
-MANY_PROBLEMS = 20  # on one image, and a twentieth of all: then it is of none of them
+MANY_PROBLEMS = 20  # an image of more problems than this, and than a twentieth of all, ties none of them together
 EXAMPLES = 200  # of each reason; every leak is listed
 LEAKED = "benchmark_overlap"  # the reason as prepared sets have always named it
 

@@ -19,7 +19,7 @@ from vlm_rl.toy.tools_quickstart import Script, ToolsData
 from vlm_rl.toy.virl_layout import write_virl
 
 SIZES = {"train": 384, "heldout": 252, "warm": 768}
-PASSES, SPRINKLED, MIXED = 8, 800, 1600  # over each clean trace; mixed traces among the clean ones, and behind them
+PASSES, SPRINKLED, MIXED = 8, 800, 1600  # passes over the clean traces; mixed ones among them; mixed ones after them
 
 
 @dataclass(frozen=True, slots=True)

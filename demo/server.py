@@ -172,7 +172,7 @@ def launch(
     Args:
         folders: the runs, or folders of them.
         host: the address to listen on.
-        port: likewise.
+        port: to listen on.
         open_wider: says that `host` may be other than the loopback.
         public_url: where visitors reach the page through a proxy.
         token_file: holds the token; where one is needed and no file given, it is made and printed.

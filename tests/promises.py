@@ -31,7 +31,7 @@ PROMISES: dict[str, dict[str, list[str]]] = {
             "test_distributed.py::test_torchrun_passes_sigterm_on_and_waits_as_long_as_it_was_told"
         ],
         "an evaluation that SIGTERM ended continues from its journal": ["attack: SIGTERM in `vlm-rl eval`"],
-        "Ctrl-C keeps the step in progress; twice, it says what is lost and how to go on": [
+        "Ctrl-C keeps the step in progress; twice, it says what is lost and how to continue": [
             "whole_runs/test_resume.py::test_ctrl_c_keeps_the_step_in_progress_where_no_checkpoint_is_due",
             "whole_runs/test_resume.py::test_ctrl_c_twice_says_what_is_lost_and_how_to_go_on",
         ],

@@ -252,7 +252,7 @@ def test_rooms_are_entered_by_their_doors_and_from_above() -> None:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    """Imports inside functions count, and for a type checker: types that need each other belong into one module."""
+    """Imports inside functions count, and for a type checker: types that need each other belong in one module."""
     assert circles({module_of(path): parsed(path)[1] for path in ALL}) == []
 
 
@@ -274,6 +274,25 @@ def test_every_room_has_a_door_and_says_what_it_uses() -> None:
         assert ("/" in room) == (declared(room, "_USES") is None), room
     for room, uses in rooms().items():
         assert uses <= rooms().keys(), (room, uses - rooms().keys())
+
+
+def unnamed(folder: Path) -> set[str]:
+    """Return the modules and inner rooms of a folder that its door's docstring does not name.
+
+    Those that the folder's registry names, such as the benchmarks, need not be there too.
+    """
+    registry = folder / "registry.py"
+    told = (ast.get_docstring(runtime_tree(folder / "__init__.py")) or "") + (
+        registry.read_text(encoding="utf-8") if registry.is_file() else ""
+    )
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    return modules - set(re.findall(r"\w+", told))
+
+
+def test_a_door_names_every_module_of_its_room() -> None:
+    left = {room: sorted(unnamed(ROOT / "vlm_rl" / room)) for room in folders()}
+    assert not {room: names for room, names in left.items() if names}
 
 
 def test_rooms_lie_one_above_another() -> None:

@@ -87,7 +87,7 @@ def first_answer(
 
     Returns:
         `start` and `end` of the statement in characters of the response, the value (`text`), the characters of the
-        reasoning behind it (`after`) and their share of the reasoning (`share_after`, in [0, 1]); None if no
+        reasoning after it (`after`) and their share of the reasoning (`share_after`, in [0, 1]); None if no
         statement is right.
 
     Raises:

@@ -48,7 +48,7 @@ class Template:
 
     name: str
     system: str = ""  # the system prompt; "" leaves the chat template's own in place
-    suffix: str = ""  # written right behind the question
+    suffix: str = ""  # written right after the question
     prefill: str = ""  # written into the prompt after the chat template's generation prompt
     reasoning_block: bool = False  # a <think> block comes first
     answer_block: bool | None = (

@@ -170,7 +170,7 @@ class EpisodeStart:
     """What an environment shows before the first turn, as a part of the prompt, which a problem's responses share."""
 
     text: str
-    images: tuple[bytes, ...]  # PNG of RGB on the model's grid: the very pixels; they stand behind the text
+    images: tuple[bytes, ...]  # PNG of RGB on the model's grid: the very pixels; they follow the text
     digest: str  # of what reset returned, and must return again for each response
 
 
@@ -179,7 +179,7 @@ class Observation:
     """What an environment shows: first, or in answer to a turn. No token of it has a loss, and none is in |y|."""
 
     text: str = ""
-    images: tuple[bytes, ...] = ()  # encoded; they stand behind the text
+    images: tuple[bytes, ...] = ()  # encoded; they follow the text
     error: str = ""  # why the turn's call failed, where it did
     tool: str = ""  # what was called
 

@@ -38,8 +38,8 @@ def arrow_batches(table: Path) -> Iterator[Any]:
                 for field in stream.schema:
                     if _may_repeat(field.type):
                         raise UserError(
-                            f"{table}: column {field.name!r} is a {field.type}, of which a few bytes can be many "
-                            "values: write it again as plain values, or as Parquet"
+                            f"{table}: column {field.name!r} has type {field.type}, in which a few bytes can stand "
+                            "for very many values: write it again as plain values, or as Parquet"
                         )
                 for batch in stream:
                     for column in batch.columns:
@@ -66,7 +66,7 @@ def _follow(data: memoryview, position: int) -> int:
 
 
 def _place(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a field of a flatbuffer's table, that of the table itself where it has none."""
+    """Return the position of a field of a flatbuffer's table; if the table lacks the field, the table's own."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, fields)
     at = 4 + 2 * number

@@ -99,7 +99,7 @@ def _one_each(sample: Sample) -> list[str]:
 
 
 def _are_options(value: Any) -> bool:
-    """Say whether a value has a form of options; a list written as text that is broken is that row's fault."""
+    """Tell whether a value has a form of options. A broken list written as text has: its row is reported later."""
     try:
         return bool(options_of({"options": value}, ["options"]).texts)
     except RowError:

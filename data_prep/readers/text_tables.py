@@ -112,7 +112,7 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
 
 
 class _CsvLines:
-    """Hands lines to a CSV reader; where those of a row hold too much, that is raised, and it goes on behind them."""
+    """Lines for a CSV reader. A row that is too large raises RowError, and reading continues after it."""
 
     def __init__(self, first: str, rest: BoundedLines, delimiter: str) -> None:
         self._first, self._rest, self._delimiter = first, rest, delimiter
@@ -135,7 +135,7 @@ class _CsvLines:
         self._held += fields_bytes(line, self._delimiter)
         self._quotes += line.count('"')
         if self._held > max_row_bytes():
-            while self._quotes % 2 and (line := self._rest.next_line()) != "":  # between quotes the row goes on
+            while self._quotes % 2 and (line := self._rest.next_line()) != "":  # between quotes the row continues
                 self._quotes += 0 if isinstance(line, RowError) else line.count('"')
             raise too_large("with its fields it ")
         return line

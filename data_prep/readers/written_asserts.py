@@ -6,7 +6,7 @@
     assert abs(f(1) - 1.5) < 1e-6              so do math.isclose and pytest.approx
     assert f([0] * 3) == float("inf")          constants: arithmetic, repetition, math.pi, range(3)
 
-What is none of these is refused with its line. A short text may write out values that take all memory, so a process
+Anything else is refused, with its line. A short text may write out values that take all memory, so a process
 with limits reads it.
 """
 
@@ -162,7 +162,7 @@ def _equality(left: ast.expr, right: ast.expr) -> Assert:
 
 
 def _call_and_value(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
-    """Return both sides with that first which calls the function."""
+    """Return both sides, the call first."""
     return (left, right) if _calls_own(left) or not _calls_own(right) else (right, left)
 
 

@@ -2,7 +2,7 @@
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
 token ids and log-probs, and the tokenizer as far as the kept responses use it. Left out: the weights. What is kept is
-unchanged, except for the summaries of evaluations that lost problems: they are counted anew, over the responses that
+unchanged, except for the summaries of evaluations that lost problems: they are counted again, over the responses that
 are left.
 """
 

@@ -20,7 +20,7 @@ class Comparison:
     index: int
     against: int
     tokens: Estimate  # change, paired by problem
-    score: Estimate  # likewise, as a difference of shares
+    score: Estimate  # change, as a difference of shares
     won: int  # problems with a higher score than `against` has
     lost: int
     per_right: tuple[float, float]  # tokens per right answer of `against` and of `index`; NaN where none is right

@@ -15,7 +15,7 @@ from vlm_rl.demo.numbers.problem_table import ProblemTable, build_table, keep, o
 from vlm_rl.demo.numbers.url_state import SORT_COLUMNS, SORTS, SortColumn, UrlState
 from vlm_rl.errors import UserError
 
-# what reading a file raises that changed meanwhile
+# errors of reading a file that changed while it was read
 UNREADABLE = (UserError, OSError, ValueError, KeyError, pa.ArrowException)
 NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
 NUM_COLORS = 10  # of the style sheet; the live panel also asks models that the page does not show

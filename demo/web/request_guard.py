@@ -3,7 +3,7 @@
 The page needs few of gradio's routes: its own assets, its configuration and the event queue. The guard answers
 nothing else, so that file serving, uploads and proxying do not exist here, whatever the library adds. Bodies are read
 here, in bounded size and time. What an event may hold is derived from the page: the number of its values, and texts
-and numbers as their components send them. gradio gets what was checked, written anew, so that no file data, which
+and numbers as their components send them. gradio gets what was checked, written again, so that no file data, which
 gradio would read from disk or fetch, can reach it.
 """
 
@@ -231,7 +231,7 @@ class RequestGuard:
 
 
 def _rewritten(body: bytes, kind: TypeAdapter[Any]) -> bytes:
-    """Read a body and write it anew. Raises HTTPException for one that the page does not send."""
+    """Read a body and write it again. Raises HTTPException for one that the page does not send."""
     try:
         return kind.dump_json(kind.validate_json(body))
     except ValidationError:

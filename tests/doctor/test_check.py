@@ -116,13 +116,13 @@ def test_a_log_gets_a_line_after_each_silence() -> None:
     waiting.tick()  # nothing is waited for yet
     waiting("sync", "")
     clock.now += 5
-    waiting("draws", "vLLM compiles the model")
+    waiting("sampling", "vLLM compiles the model")
     for seconds in (14.9, 0.1, 19.9, 0.1):
         clock.now += seconds
         waiting.tick()
     assert page.getvalue().splitlines() == [
-        "     draws: vLLM compiles the model … 15 s",
-        "     draws: vLLM compiles the model … 35 s",
+        "     sampling: vLLM compiles the model … 15 s",
+        "     sampling: vLLM compiles the model … 35 s",
     ]
     waiting.answered()  # the page has a new line: silence begins again
     clock.now += SILENCE - 1

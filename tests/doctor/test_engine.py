@@ -57,7 +57,7 @@ def test_a_gap_that_is_not_a_number_does_not_pass(monkeypatch: pytest.MonkeyPatc
 def test_the_engine_of_a_gpu_has_the_graphs_that_a_sync_replays(
     monkeypatch: pytest.MonkeyPatch, device: str, options: Any
 ) -> None:
-    """A sync draws RESPONSES to each of two prompts; their second token is a decoding step of all of them."""
+    """A sync samples RESPONSES to each of two prompts; their second token is a decoding step of all of them."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(engine, "default_device", lambda: torch.device(device))
     monkeypatch.setattr(engine, "start_sampler", lambda *_, **options: asked.update(options))
@@ -129,7 +129,7 @@ def test_they_pass_on_a_pretended_gpu(model: Path, monkeypatch: pytest.MonkeyPat
     with PretendedCuda():
         subject = EngineUnderTest(model)
         assert next(subject.policy[0].parameters()).device.type == "cuda"
-        for check in (engine.sync, engine.draws):
+        for check in (engine.sync, engine.sampling):
             answer = check(subject)
             assert answer.outcome == "ok" and "transformers" in answer.detail, answer
 
@@ -139,7 +139,7 @@ def test_they_pass_on_a_pretended_gpu(model: Path, monkeypatch: pytest.MonkeyPat
 def test_the_checks_of_the_engine(subject: EngineUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(subject.engine)
     load, generate = kind.load_weights, kind.generate
-    for check in (engine.sync, engine.draws):
+    for check in (engine.sync, engine.sampling):
         answer = check(subject)
         assert answer.outcome == "ok" and subject.engine.name in answer.detail, answer
 
@@ -158,7 +158,7 @@ def test_the_checks_of_the_engine(subject: EngineUnderTest, monkeypatch: pytest.
 
     with monkeypatch.context() as patched:
         patched.setattr(kind, "generate", too_warm)
-        for check in (engine.sync, engine.draws):
+        for check in (engine.sync, engine.sampling):
             answer = check(subject)
             assert answer.outcome == "off" and answer.next_step, answer
     assert "chi-square p" in answer.detail

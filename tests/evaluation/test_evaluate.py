@@ -308,7 +308,7 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
         (2, 0, "2 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
         (2, 60, "8 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
         (0, 60, "6 answered of 12 problems are kept in {}/eval: the same command continues with the others"),
-        (0, 20, "none of 12 problems was answered yet: the same command begins anew"),
+        (0, 20, "none of 12 problems was answered yet: the same command starts over"),
     ],
 )
 def test_ctrl_c_says_what_is_kept(

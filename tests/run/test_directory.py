@@ -198,7 +198,7 @@ def test_rollouts_of_other_types_are_named(run, column, values, said):
     path = run.write_rollouts(1, 1, [rollout_row(1)])
     table = pq.read_table(path).drop([column])
     pq.write_table(table if values is None else table.append_column(column, values), path)
-    with pytest.raises(UserError, match=f"{path}: {said}.*; delete it to go on without this step"):
+    with pytest.raises(UserError, match=f"{path}: {said}.*; delete it to continue without this step"):
         run.rollouts(1)
 
 

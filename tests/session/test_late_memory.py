@@ -165,9 +165,7 @@ def test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows(toys: Toys) -
     config = toys.config("ends", train=train)
     result = toys.runner("train", config, faults={"end_memory": {"where": "backward", "rows": [2]}})
     assert result.code == 0, result.output[-3000:]
-    line = (
-        "step 1: memory ended in an update with rows of up to 300 tokens: it is made again with 150, and so are later"
-    )
+    line = "step 1: out of memory in an update with rows of up to 300 tokens: repeating it with 150, which later"
     assert line in result.output and line in (toys.run("ends").path / "log.txt").read_text()
     assert_close_runs(toys.run("ends"), halves)
 

@@ -112,7 +112,7 @@ def image_part(data: bytes) -> dict[str, Any]:
 def question_content(problem: Problem, *, suffix: str = "") -> list[dict[str, Any]]:
     """Return the content of the message that asks a problem: texts, with each marker's images or frames in its place.
 
-    `suffix` is written behind the question.
+    `suffix` is written after the question.
     """
     texts, _ = split_at_markers(problem.question, problem.videos)
     texts[-1] += suffix

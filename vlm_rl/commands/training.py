@@ -205,7 +205,7 @@ def add_quickstart(commands: Commands) -> None:
     names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo, cispo, sapo or vl_norm: docs/algorithms.md"
     quick.add_argument("--algorithm", default="luspo", help=names)
     quick.add_argument(
-        "--out", type=Path, help="the run directory to make (runs/quickstart, -tools or -real behind it)"
+        "--out", type=Path, help="the run directory to make (runs/quickstart, -tools or -real at its end)"
     )
     task = quick.add_mutually_exclusive_group()
     tools = f"with a tool: zoom into what the resolution hides; {EXPERIMENTAL}; see docs/environments.md"

@@ -29,7 +29,7 @@ class DistillationConfig(ConfigSection):
     rewards: bool = True
     """Train on rewards as well; false: on the teacher alone. Rewards are then measured and not trained on."""
     hint: str = ""
-    """What the teacher's prompt has behind the question, with {answer} for the right answer: with model.path as its
+    """What the teacher's prompt has after the question, with {answer} for the right answer: with model.path as its
     own teacher, self-distillation."""
     offload: bool = True
     """Keep the teacher in host memory while it does not score; ZeRO 3 divides it among the ranks instead."""

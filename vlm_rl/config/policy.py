@@ -52,13 +52,13 @@ class LoraConfig(ConfigSection):
 
     @property
     def ranks(self) -> str:
-        """The ranks in words, such as `16 (tower 8)`."""
+        """Return the ranks in words, such as `16 (tower 8)`."""
         others = ", ".join(f"{part} {rank}" for part, rank in sorted(self.rank_by_part.items()))
         return f"{self.rank} ({others})" if others else str(self.rank)
 
     @property
     def parts(self) -> set[ModelPart]:
-        """The parts in which something gets an adapter."""
+        """Return the parts in which something gets an adapter."""
         return {part_of_target(target) for target in self.targets}
 
     def conflicts(self) -> Iterator[str]:
@@ -93,14 +93,14 @@ class ModelConfig(ConfigSection):
     language_model (all else, output head included)."""
     gradient_checkpointing: Checkpointing = False
     """Keep only the inputs of the layers and recompute the rest in the backward pass. mlp recomputes the MLPs alone,
-    most of a layer's memory for less of its time. auto recomputes no more than must be for the plan to fit on the
-    card: nothing, the MLPs, or all; `--dry-run --gpu-memory GB` and the run say which. auto is experimental on
+    most of a layer's memory for less of its time. auto recomputes only as much as is needed to fit on the card:
+    nothing, the MLPs, or all; `--dry-run --gpu-memory GB` and the run say which. auto is experimental on
     GPUs."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway. Experimental on GPUs."""
     rows: RowFormat = "auto"
-    """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
-    the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
+    """How the learner computes the responses to a prompt. auto: after one copy of the prompt where that is exact for
+    the model, else padded. padded: each response in a separate row, after its own copy of the prompt, through
     transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
     response."""
     layer_patches: LayerPatches = "auto"

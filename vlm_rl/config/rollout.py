@@ -57,7 +57,7 @@ class RolloutConfig(ConfigSection):
     sampler: server. 0: on policy. See docs/scaling.md. Experimental on GPUs."""
     max_age: NonNegativeInt | None = None
     """Largest age of a token, in rollout steps; must be below ahead. Groups with an older token are dropped and
-    replaced. null: ahead, which no token exceeds. Experimental on GPUs."""
+    replaced. null: no limit but ahead, which no token exceeds. Experimental on GPUs."""
     batch_size: PositiveInt = 256
     """Responses that one engine, or one server, generates at the same time."""
     tensor_parallel: PositiveInt = 1

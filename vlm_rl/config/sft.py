@@ -35,7 +35,7 @@ class SftTrainConfig(TrainConfig):
     steps: PositiveInt = 100
     """Optimizer steps."""
     mini_batch_prompts: PositiveInt = 16
-    """Responses of one optimizer step, over all ranks, each behind its prompt."""
+    """Responses of one optimizer step, over all ranks, each after its prompt."""
     micro_batch_tokens: PositiveInt = 16_384
     """Most tokens in one packed row, prompts included."""
     lr: PositiveFloat = 1e-5

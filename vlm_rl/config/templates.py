@@ -20,14 +20,14 @@ class TemplateConfig(ConfigSection):
     system: str = ""
     """The system prompt; "" leaves the chat template's own in place."""
     suffix: str = ""
-    """What is written right behind each question."""
+    """What is written right after each question."""
     prefill: str = ""
     """The beginning of every response, which the model continues."""
     reasoning_block: bool = False
     """A response begins with its reasoning in <think> </think>."""
     answer_block: bool | None = None
-    """The answer is inside <answer> </answer> (true), not looked for by these tags (false), or either (null); null is
-    as false beside a regular expression, which may name tags itself."""
+    """The answer is inside <answer> </answer> (true), not looked for by these tags (false), or either (null).
+    With a regular expression, which may name tags itself, null means false."""
     answer: str = "box"
     """The answer's place there: box, program (in a fenced block), text (all of it), last_line, or a regular
     expression of RE2 whose last match holds it as (?P<answer>...)."""

@@ -59,8 +59,8 @@ class TrainConfig(ConfigSection):
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     start_from: str | None = None
     """A checkpoint of a different run, RUN, RUN/60 or RUN/best, whose weights and optimizer the run begins with.
-    Steps, belief and order of prompts begin anew. `--start-from RUN/60` sets it. model.path stays the KL penalty's
-    reference."""
+    Steps, belief and order of prompts start from the beginning. `--start-from RUN/60` sets it. model.path stays the
+    KL penalty's reference."""
     sequence_parallel: PositiveInt = 1
     """So many neighbouring ranks compute one packed row together: each has a part of its tokens, and in attention a
     part of the heads, whose number this must divide (docs/scaling.md). Experimental on GPUs."""

@@ -145,7 +145,7 @@ def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fact
 
     Args:
         height: of the image, in pixels.
-        width: likewise.
+        width: in pixels too.
         min_pixels: least area of the result.
         max_pixels: largest area of the result.
         factor: pixels that both sides are multiples of.

@@ -3,7 +3,7 @@
     writer = TurnWriter(builder, min_pixels=50_176, max_pixels=401_408)
     observed = writer.write(Observation("It is 7.", images=(png,)), after=turn_ids)
 
-Sampled tokens are never decoded and encoded again. What is appended behind them is encoded here, once: the end of the
+Sampled tokens are never decoded and encoded again. What is appended to them is encoded here, once: the end of the
 turn where the policy did not sample it, the tool's or user's message, and the beginning of the next turn. Its images
 are expanded here once, for the learner; the sampler gets one placeholder for each, as in a prompt.
 """

@@ -4,10 +4,11 @@
     attention   the kernels of attention that a computation calls
 
 Private to this room: check (what a check answers, and how checks are run), waiting (what the page shows until they
-answer), machine (what this machine has), apart
-(groups of checks in processes of their own: attention, ranks and engine), model (checks of a model folder) and recipe
-(checks of a configuration). A check is a function that returns a Check; a new one is a line in one of the tuples
-*_CHECKS, and where it runs apart also its name in apart.GROUPS.
+answer), machine (what this machine has), apart (groups of checks that run in separate processes: attention, ranks and
+engine), model (checks of a model folder) and recipe (checks of a configuration).
+
+A check is a function that returns a Check. A new one is a line in one of the tuples *_CHECKS, and where it runs apart
+also its name in apart.GROUPS.
 """
 
 __all__ = ["attention", "command"]

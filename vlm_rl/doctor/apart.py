@@ -47,7 +47,7 @@ class Phase:
 
 GROUPS = (
     CheckGroup("vlm_rl.doctor.ranks", ("collectives", "ZeRO 2", "ZeRO 3"), 300, on_every_card=True),
-    CheckGroup("vlm_rl.doctor.engine", ("attention fp32", "attention bf16", "sync", "draws"), 600),
+    CheckGroup("vlm_rl.doctor.engine", ("attention fp32", "attention bf16", "sync", "sampling"), 600),
 )
 
 

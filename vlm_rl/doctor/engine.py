@@ -75,7 +75,7 @@ def move(policy: Policy, *, seed: int) -> None:
             weight.add_(0.1 * noise * weight.std(correction=0))
 
 
-def draws(subject: EngineUnderTest) -> Check:
+def sampling(subject: EngineUnderTest) -> Check:
     """Compare how often the engine samples each first token with the learner's probabilities."""
     engine, (policy, *_) = subject.engine, subject.policy
     prompt = subject.prompts[-1]
@@ -86,12 +86,12 @@ def draws(subject: EngineUnderTest) -> Check:
     probabilities = _first_token(policy, prompt, vocabulary=len(subject.builder.tokenizer))
     counts = np.bincount([int(rollout.ids[0]) for rollout in rollouts], minlength=len(probabilities))
     if banned := int(counts[probabilities == 0].sum()):
-        return Check("draws", "off", f"{engine.name} sampled a token of probability 0 {banned} times", _WAY_OUT)
+        return Check("sampling", "off", f"{engine.name} sampled a token of probability 0 {banned} times", _WAY_OUT)
     p = p_value(counts, probabilities)
     detail = f"{SAMPLED:,} tokens sampled by {engine.name}, against the learner's softmax: chi-square p = {p:.2g} "
     detail += f"(limit {LEAST_P:.0e})"
     good = p >= LEAST_P
-    return Check("draws", "ok" if good else "off", detail, "" if good else _WAY_OUT)
+    return Check("sampling", "ok" if good else "off", detail, "" if good else _WAY_OUT)
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def _first_token(policy: Policy, prompt: Prompt, *, vocabulary: int) -> np.ndarr
 
 
 def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """Return the p-value of Pearson's chi-square test; what is expected too rarely is taken together."""
+    """Return the p-value of Pearson's chi-square test; tokens with a small expected count are pooled."""
     expected = counts.sum() * probabilities / probabilities.sum()
     order = np.argsort(expected)
     reaching = 1 + int((expected[order].cumsum() < LEAST_EXPECTED).sum())
@@ -121,5 +121,5 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
     return float(chisquare(observed, wanted).pvalue)
 
 
-CHECKS = (*ATTENTION_CHECKS, sync, draws)
+CHECKS = (*ATTENTION_CHECKS, sync, sampling)
 SUBJECT = EngineUnderTest

@@ -5,8 +5,8 @@
     calls        how a model writes a call
     script       episodes whose turns are written beforehand
 
-Private to this room: zoom, python and answer_check (the shipped ones), registry
-(their names), own (a user's class, in processes of its own) and own_worker (what runs there).
+Private to this room: zoom, python and answer_check (the shipped ones), registry (their names), own (a user's class,
+in separate processes) and own_worker (what runs there).
 """
 
 __all__ = ["calls", "environment", "host", "script"]

@@ -1,4 +1,4 @@
-"""A user's environment, in processes of its own, where it can neither end, fork nor block the trainer."""
+"""A user's environment, in separate processes, where it can neither end, fork nor block the trainer."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _difficulty(pass_rate: float) -> str:
 
 
 def _headline_parts(result: SetResult) -> Scores:
-    """Return the scores that the benchmark's own number averages where they are not the questions' (We-Math)."""
+    """Return the scores that the headline number averages, if these are not one for each question (We-Math)."""
     parts = result.summary.get("headline_parts", {})
     return {name: ProblemScore(score, None, "") for name, score in parts.items()}
 

@@ -31,7 +31,7 @@ def overlapped(
         items: in the order of the results.
         before: prepares an item, in a thread, while `heavy` has the item before it.
         heavy: the stage that takes longest; runs in the caller's thread.
-        after: finishes an item, in a thread, while `heavy` has the item behind it.
+        after: finishes an item, in a thread, while `heavy` has the item after it.
 
     At most three items are in memory. An error of a stage is raised here after all earlier
     results have been yielded, as in the plain loop. Nothing is left running.

@@ -180,7 +180,7 @@ def _kept_text(out: Path, num_problems: Mapping[str, int], step: int) -> str:
     kept = num_answered(out) + sum(number for name, number in num_problems.items() if name in finished)
     total = sum(num_problems.values())
     if not kept:
-        return f"stopped by Ctrl-C; none of {total:,} problems was answered yet: the same command begins anew"
+        return f"stopped by Ctrl-C; none of {total:,} problems was answered yet: the same command starts over"
     return (
         f"stopped by Ctrl-C; {kept:,} answered of {total:,} problems are kept in {out / 'eval'}: the same "
         "command continues with the others"

@@ -25,8 +25,8 @@ The path of a response:
     limits                refuses texts that are too expensive to compare
     symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),
     symbolic_server       in processes with limits of time and memory that can be killed
-    code_grader           programs, run in the sandbox on the tests of a problem (code_tests), and their outputs by
-                          published rules (code_rules)
+    code_grader           programs, run in the sandbox on a problem's tests (code_tests); code_comparison compares
+                          their outputs by published rules (code_rules)
     reasons               the sentence that goes with a verdict
     spellings             other spellings of a gold, by which data preparation checks that it is read as it is meant
 

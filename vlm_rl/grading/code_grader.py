@@ -155,7 +155,7 @@ class CodeGrader:
 
 
 def with_header(program: str, header: str) -> str:
-    """Return a program with its benchmark's imports in front, but behind those from __future__."""
+    """Return a program with its benchmark's imports in front, but after those from __future__."""
     if not header:
         return program
     end = max((found.end() for found in _FUTURE_IMPORT.finditer(program)), default=0)

@@ -6,7 +6,7 @@ A statement states the value that it ends with: the last \boxed{}, what follows 
 "get"), or its last number, formula or letter of an option. The grader decides whether that value is the gold; a
 number in passing does not count.
 
-The overthinking share is the share of the reasoning's characters behind the first statement that is right. It is
+The overthinking share is the share of the reasoning's characters after the first statement that is right. It is
 the complement of the outcome efficiency of Chen et al. (arXiv 2412.21187), with statements in place of whole
 solutions and characters in place of tokens, so that checkpoints with different tokenizers compare. A small integer
 can be met by chance on the way to a result, which overstates the share.

@@ -94,7 +94,7 @@ _FACTOR_SIGNS = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
 
 
 def unfinished(gold: str, answer: str, question: str) -> str | None:
-    """Return the rule by which an answer that equals the gold is none, or None if it is one.
+    """Return why an answer that equals the gold does not count; None if it counts.
 
     Args:
         gold: The gold's raw text. What it leaves undone itself, the answer may too.
@@ -254,7 +254,7 @@ def repeats_question(question: str, gold: str, answer: str) -> bool:
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Return whether the part of a text from start to end is no part of a longer expression."""
+    """Tell whether text[start:end] stands outside any longer expression."""
     before, after = text[:start], text[end:]
     if re.search(r"[0-9A-Za-z\\]$", before) or re.match(r"[0-9A-Za-z]", after):
         return False

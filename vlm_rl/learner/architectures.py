@@ -2,7 +2,7 @@
 
 Packed rows give every response its own prompt and itself to attend to, in full, within a window, or by the state of
 linear attention. A layer that caps its scores computes something else there, and nothing would fail: the run would
-train on wrong log-probs. Such a model is computed in padded rows, each response alone behind a copy of its prompt. A
+train on wrong log-probs. Such a model is computed in padded rows, each response alone after a copy of its prompt. A
 model trains only if its type is in SUPPORTED or padded rows are asked for, and only without the features in
 `_unsupported_features`. `self_check` compares the numbers of each model at start-up. docs/models.md lists what is
 tested for each family.
@@ -86,7 +86,7 @@ def family_of(config: Any) -> Family:
 
 
 def is_padded(config: Any, rows: RowFormat) -> bool:
-    """Return whether each response of this model is computed behind a copy of its prompt, as model.rows says."""
+    """Return whether each response of this model is computed after a copy of its prompt, as model.rows says."""
     return rows == "padded" or family_of(config).padded
 
 

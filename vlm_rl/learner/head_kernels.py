@@ -98,7 +98,7 @@ def logit_gradient_(
         logits_CV: as score_logits got them, contiguous.
         target_C: the targets.
         lse_C: what score_logits returned.
-        entropy_C: likewise; read only where entropies have a gradient.
+        entropy_C: what it returned too; read only where entropies have a gradient.
         grad_C: of the log-probs.
         grad_entropy_C: of the entropies; None if they have none.
         temperature: divides the logits.

@@ -11,7 +11,7 @@ In an episode, the environment's answers are between the sampled tokens:
     y = [turn 1][observed][turn 2][observed][turn 3]
 
 Observed tokens are context: they are in the row, but the loss does not get them. An observation's positions are
-numbered as if it stood alone, and then moved behind what precedes it.
+numbered as if it stood alone, and then moved after what precedes it.
 
 A group may be split into rows that repeat the prompt (vlm_rl.learner.row_plan); a response is never split.
 """
@@ -333,7 +333,7 @@ def row_layout(spans: RowSpans) -> RowLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedRows:
-    """A row's responses, each behind a copy of its prompt and filled up to the longest."""
+    """A row's responses, each after a copy of its prompt and filled up to the longest."""
 
     tokens_NL: Tensor  # int64, which token of the packed row each one is; what fills up repeats the row's first
     is_padding_NL: Tensor

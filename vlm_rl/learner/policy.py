@@ -400,7 +400,7 @@ def _recomputed(
 
 
 def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Give the decoder, in place of a packed row, a row for each response behind a copy of its prompt.
+    """Give the decoder, in place of a packed row, a row for each response after a copy of its prompt.
 
     Images are in their places in the packed row by then, and their features are computed once. Padding is behind
     each row's end, where no causal layer sees it: no mask is needed. A text model numbers its own positions.

@@ -1,4 +1,4 @@
-"""Cut DeepSpeed's masters and moments anew, for a different number of ranks or a different ZeRO stage.
+"""Cut DeepSpeed's masters and moments again, for a different number of ranks or a different ZeRO stage.
 
 ZeRO 0 keeps them by parameter. ZeRO 1 and 2 keep, for each group of parameters, one flat row of all its numbers,
 padded behind its end and cut into a part for each rank. ZeRO 3 cuts each parameter by itself and pads it; a rank's
@@ -53,7 +53,7 @@ def stage_of(shards: Sequence[Mapping[str, Any]]) -> int:
     """Return the ZeRO stage that wrote these states."""
     if not shards:
         return 0
-    # What DeepSpeed takes for ZeRO 1 in bfloat16 does not say.
+    # The state of ZeRO 1 in bfloat16 does not name its stage.
     return 3 if SHARDED_MASTERS in shards[0] else int(shards[0].get("zero_stage", 1))
 
 

@@ -1,6 +1,6 @@
-"""How many tokens a packed row may have, and an update that is made again in shorter rows where memory ended.
+"""How many tokens a packed row may have, and an update that is repeated in shorter rows after memory ran out.
 
-Responses grow in training, so memory ends in step 600, not in step 1. On one rank the update is then made again with
+Responses grow in training, so memory ends in step 600, not in step 1. On one rank the update is then repeated with
 half the tokens a row. On several ranks the others are in the middle of it: the run ends, and a resume takes shorter
 rows.
 """
@@ -52,8 +52,8 @@ class RowBudget:
         self._learner.discard_gradients()
         free_gpu_memory()
         self._note(
-            f"memory ended in an update with rows of up to {self.tokens} tokens: it is made again with {shorter}, "
-            f"and so are later ones; a resume keeps that with train.micro_batch_tokens={shorter}"
+            f"out of memory in an update with rows of up to {self.tokens} tokens: repeating it with {shorter}, which "
+            f"later updates use too; a resume keeps that with train.micro_batch_tokens={shorter}"
         )
         self.tokens = shorter
         try:

@@ -67,7 +67,7 @@ class _MiniBatch:
         return 0.0 if self.padded else self.prompts[group] + self.pair_cost * self.prompts[group] ** 2 / 2
 
     def response_cost(self, group: int, index: int) -> float:
-        """Return the response's cost behind its prompt; padded, with its own copy of the prompt."""
+        """Return the response's cost after its prompt; padded, with its own copy of the prompt."""
         size = self.responses[group][index]
         if self.padded:
             size += self.prompts[group]
@@ -93,11 +93,11 @@ def plan_rows(
     Args:
         prompt_lengths: tokens of each group's prompt.
         response_lengths: tokens of each response of each group.
-        budget: most tokens of a row; a single response above it still gets a row of its own.
+        budget: most tokens of a row; a single response above it still gets a row to itself.
         num_ranks: ranks to balance the cost over.
         pair_cost: cost of a pair of tokens of which one attends to the other, where a token costs 1;
             1 / (6 hidden size) is about right for a transformer.
-        padded: whether each response is computed behind a copy of its prompt, and filled up to the longest.
+        padded: whether each response is computed after a copy of its prompt, and filled up to the longest.
     """
     assert prompt_lengths, "a mini-batch needs at least one group"
     batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)

@@ -161,7 +161,7 @@ class CheckpointWriter:
             if rank() == 0:
                 add_files(folder)
                 (self.builder.processor or self.builder.tokenizer).save_pretrained(folder)
-        # As of now: later the loop has gone on, and may have evaluated again.
+        # As of now: later the loop is further on, and may have evaluated again.
         best = self.best_step() if rank() == 0 else None
         self._pending = _Pending(deepcopy(state), folder, best, self._written(files, step))
         if not self.keep.async_save:

@@ -1,6 +1,6 @@
 """Check, before a run begins, that the learner gives the log-probs of the unmodified model.
 
-The reference knows nothing of packed rows, of our attention or of replaced layers: every response alone behind its
+The reference knows nothing of packed rows, of our attention or of replaced layers: every response alone after its
 prompt, through transformers' own attention, with the model's own positions.
 """
 
@@ -114,7 +114,7 @@ def _unpacked(
     temperature: float,
     behind: int = 0,
 ) -> Tensor:
-    """Return the log-probs [R] of a response's tokens, the response alone behind its prompt.
+    """Return the log-probs [R] of a response's tokens, the response alone after its prompt.
 
     Tokens `behind` it, which it does not see, change nothing but how the kernels round.
     """

@@ -49,7 +49,7 @@ def fit(
         data: rows as dicts with a question, an answer and maybe an image; a Dataset or a data frame; the path of a
             table or a hub id, as for `vlm-rl prepare`; or prepared sets. A resume has its run's.
         reward: functions that are added to the reward, each called as docs/rewards.md says; a mapping names them.
-            One of an imported module runs in a process of its own. One of a cell runs in this process: nothing can
+            One of an imported module runs in a separate process. One of a cell runs in this process: nothing can
             end it, and a call over reward.function_timeout ends the run once it returns.
         algorithm: a key of `vlm_rl.ALGORITHMS`; luspo where it is not given.
         steps: rollout steps, in all.

@@ -185,7 +185,7 @@ def _eval_steps(
 
 
 def _run_steps(steps: Sequence[Step], *, ranks: int) -> int:
-    """Run the commands that are not done, each in a process of its own, up to the first that fails."""
+    """Run the commands that are not done, each in a separate process, up to the first that fails."""
     for step in steps:
         if step.done:
             continue

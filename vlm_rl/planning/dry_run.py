@@ -54,7 +54,7 @@ class DryRun:
     dtype: torch.dtype
     is_on_gpu: bool
     is_patched: bool  # layers of ours in place of transformers' own
-    is_padded: bool  # each response behind a copy of its prompt
+    is_padded: bool  # each response after a copy of its prompt
     teacher: int  # parameters of a teacher that is no part of the model; 0: there is none
     kv_bytes_per_token: int  # on each rank of an engine
     deepspeed: Mapping[str, Any]

@@ -195,7 +195,7 @@ def _shares(memory: Memory, card: Card, *, room: float) -> tuple[float, float]:
 
 
 def _room(plan: DryRun, responses: int) -> float:
-    """Return the bytes of keys and values of so many responses at full length behind the longest prompt."""
+    """Return the bytes of keys and values of so many responses at full length after the longest prompt."""
     return responses * plan.config.context_tokens * plan.kv_bytes_per_token
 
 

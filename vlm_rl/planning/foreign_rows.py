@@ -306,7 +306,7 @@ def _sampler(row: ForeignRow) -> None:
 
 
 def _prompts(row: ForeignRow) -> None:
-    """Prompts of a step; TRL and ms-swift count responses, over all processes."""
+    """Put the prompts of a step. TRL and ms-swift count responses, over all processes."""
     found = row.number("rollout_batch_size", "rollout.batch_size", "train_batch_size")
     if found is not None:
         row.put(int(found[1]), name=found[0])
@@ -321,7 +321,7 @@ def _prompts(row: ForeignRow) -> None:
 
 
 def _mini_batch(row: ForeignRow) -> None:
-    """Prompts of an update; OpenRLHF counts responses, TRL and ms-swift those of a device and a forward pass."""
+    """Put the prompts of an update. OpenRLHF counts responses, TRL and ms-swift those of a device and pass."""
     group = row.out.value("rollout.responses_per_prompt", 8)
     found = row.number("global_batch_size", "ppo_mini_batch_size")
     if found is not None:

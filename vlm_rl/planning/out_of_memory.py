@@ -85,7 +85,7 @@ def _command(config: Config | SftConfig, fit: Fit, row_tokens: int | None) -> It
 
 
 def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:
-    """Yield each remedy that saves memory, the most that its keys can save, and how much in which phase."""
+    """For each set of keys, yield the remedy that saves most, and what it saves in each phase."""
     if fit.shares is not None and (least := math.ceil(100 * fit.shares[0]) / 100) < (
         share := engine_share(fit.plan.config)
     ):

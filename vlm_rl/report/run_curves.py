@@ -41,7 +41,7 @@ class Score:
     low: float  # ends of its 95 % interval over problems, or their clusters
     high: float
     mean_length: float  # tokens
-    length_low: float  # ends of its 95 % interval, likewise
+    length_low: float  # ends of its 95 % interval, as above
     length_high: float
     truncated: float
     num_problems: int

@@ -114,7 +114,7 @@ class FunctionCaller:
             calls: the responses.
             reply: gets the replies; in order where the function is called for one response or one prompt at a time.
             runner: of async functions.
-            groups: the number of each call's group, the calls of one behind one another; empty: all are of one.
+            groups: the number of each call's group. Calls of a group are adjacent. Empty: all form one group.
         """
         if self._contract == "trl":
             columns = _batch_columns(calls)

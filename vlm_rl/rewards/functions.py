@@ -125,7 +125,7 @@ class UserFunction:
 
         Args:
             calls: the responses.
-            groups: the number of each one's group, those of one behind one another; empty: all are of one.
+            groups: the number of each one's group. Calls of a group are adjacent. Empty: all form one group.
             is_stopped: once it says so the process is killed, and the values that are missing are 0.
 
         Raises UserError if the function fails and `stops_run` is set.

@@ -106,8 +106,8 @@ class RewardFunction:
     def check_golds(self, problems: Sequence[Problem]) -> None:
         """Raise UserError if a part is not for these problems, such as one for boxes where no problem has any.
 
-        And where answers are programs, and this machine cannot run them in a sandbox, or boxes that are only compared
-        as texts.
+        Also raise UserError if answers are programs that this machine cannot run in a sandbox, or boxes that would
+        only be compared as text.
         """
         self._grader.check_programs(problems)
         check_boxes(problems, self._accuracy, remedy=BOX_REMEDY)
@@ -125,7 +125,7 @@ class RewardFunction:
     def score(self, items: Sequence[ScoringItem], *, groups: Sequence[int] = ()) -> list[Reward]:
         """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text.
 
-        `groups` has the number of each item's group, whose items are behind one another; empty: all are of one.
+        `groups` has the number of each item's group. Items of a group are adjacent. Empty: all items form one group.
         """
         if not items:
             return []

@@ -222,7 +222,7 @@ class RunDirectory:
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        advice = "delete it to go on without this step"
+        advice = "delete it to continue without this step"
         return read_records(path, columns, READ_ROLLOUT_SCHEMA, later=LATER_ROLLOUT_COLUMNS, advice=advice)
 
     def rollout_steps(self) -> list[int]:

@@ -31,7 +31,7 @@ from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
 
-_NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written anew, or of no use outside the run
+_NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written again, or of no use outside the run
 _OF_ADAPTERS = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL}
 
 
@@ -41,7 +41,7 @@ def export(options: argparse.Namespace) -> Path:
     With `options.push`, a name on the hub, it is uploaded too.
 
     Raises UserError for what is not a checkpoint of a run, for a damaged one, for a folder that exists, and if the
-    hub cannot be reached; the folder is written then.
+    hub cannot be reached; in that case the folder has been written.
     """
     if options.push:
         _check_repo(options.push)

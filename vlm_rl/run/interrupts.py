@@ -41,7 +41,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C was pressed twice and what the second raised got lost."""
+        """Raise KeyboardInterrupt if Ctrl-C was pressed twice and the second press's exception was lost."""
         if self.is_raised:
             raise KeyboardInterrupt
 

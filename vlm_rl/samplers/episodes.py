@@ -200,12 +200,12 @@ class EpisodeBatch:
 
 
 def _extended(prompt: Prompt, ids: np.ndarray) -> Prompt:
-    """Return the prompt with sampled tokens behind it."""
+    """Return the prompt with sampled tokens added."""
     return replace(prompt, ids=np.r_[prompt.ids, ids], sampler_ids=np.r_[prompt.sampler_ids, ids])
 
 
 def _joined(prompt: Prompt, observed: ObservedTokens, images: Sequence[Image.Image]) -> Prompt:
-    """Return the prompt with observed tokens and their images behind it, without their `vision`."""
+    """Return the prompt with observed tokens and their images added, without their `vision`."""
     parts = (prompt, observed)
     return replace(
         prompt,

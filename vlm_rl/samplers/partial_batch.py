@@ -63,7 +63,7 @@ class PartialBatch:
         return is_enough
 
     def extend(self, index: int, g: int, ids: np.ndarray, logprobs: np.ndarray, *, version: int) -> None:
-        """Put new tokens behind a response.
+        """Add new tokens to a response.
 
         Args:
             index: of its group.
@@ -101,7 +101,7 @@ class PartialBatch:
 
 
 def with_prefix(prompt: Prompt, ids: np.ndarray) -> Prompt:
-    """Return the prompt with the tokens of a response behind it, for both the sampler and the learner."""
+    """Return the prompt with the tokens of a response added, for both the sampler and the learner."""
     if not len(ids):
         return prompt
     return replace(prompt, ids=np.r_[prompt.ids, ids], sampler_ids=np.r_[prompt.sampler_ids, ids])

@@ -1,4 +1,4 @@
-"""Call a function of ours on what a stranger wrote, in a process with limits of its own.
+"""Call a function of ours on what a stranger wrote, in a process with limits.
 
     worker = LimitedWorker("vlm_rl.data.chat_templates.render", cpu_seconds=5.0, memory=256 << 20)
     worker.call(template, messages)
@@ -45,7 +45,7 @@ class FaultError(Exception):
 class LimitedWorker:
     """A process that calls one function, one call at a time.
 
-    It starts with the first call, and anew after a limit.
+    It starts with the first call, and again after a limit.
     """
 
     def __init__(self, function: str, *, cpu_seconds: float, memory: int, output: int = 64 << 20) -> None:

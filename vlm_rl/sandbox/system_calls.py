@@ -147,7 +147,7 @@ def _all_bits(place: int, bits: Iterable[int]) -> list[bytes]:
 
 
 def _where(test: int, value: int, *then: bytes) -> list[bytes]:
-    """Return the checks that do `then` where what was loaded passes the test, and else go on behind it."""
+    """Return the checks that do `then` if the loaded value passes the test, and otherwise skip it."""
     return [_instruction(test, 0, len(then), value), *then]
 
 

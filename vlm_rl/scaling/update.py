@@ -18,7 +18,7 @@ class Rows:
 
     budget: int  # most tokens of a row: train.micro_batch_tokens
     hidden_size: int
-    padded: bool = False  # each response behind its own copy of the prompt
+    padded: bool = False  # each response after its own copy of the prompt
 
     @property
     def pair_cost(self) -> float:
@@ -42,7 +42,7 @@ class UpdateTime:
 
     ranks: int
     efficiency: float  # mean over some mini-batches
-    rows: float  # of each rank in a mini-batch, likewise
+    rows: float  # of each rank in a mini-batch, the mean too
 
     @classmethod
     def of(cls, sample: Sequence[BatchLengths], rows: Rows, *, ranks: int, waits_at_rows: bool) -> UpdateTime:
@@ -65,5 +65,5 @@ class UpdateTime:
         return cls(ranks, fmean(shares), fmean(counts))
 
     def cost_per_rank(self, useful: float) -> float:
-        """Return the cost for the slowest rank of a batch of this useful cost."""
+        """Return what a batch of this useful cost costs the slowest rank."""
         return useful / (self.ranks * self.efficiency)

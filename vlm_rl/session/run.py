@@ -120,8 +120,8 @@ class Run:
     def join_ranks(self) -> torch.device:
         """Join the other ranks, and return this rank's device.
 
-        Raises UserError if a rank has a different configuration, if 4 bits are asked for in vain, and if
-        ranks do not form the groups that compute rows together.
+        Raises UserError if a rank has a different configuration, if 4-bit loading is not available here, and if ranks
+        do not form the groups that compute rows together.
         """
         check_quantization(self._config.model)
         device = init_ranks()
@@ -257,7 +257,7 @@ class Run:
         if self._start is not None:
             note(
                 f"starting from {self._start[0]}: its weights and its optimizer; steps, belief and order of prompts "
-                "begin anew"
+                "start from the beginning"
             )
         for line in self._room.lines():
             note(line)
@@ -374,7 +374,7 @@ class Run:
         return (self.directory.path / self.directory.config_file).is_file()
 
     def _what_is_lost(self) -> str:
-        """Say how many steps an end at this moment loses, and how to go on."""
+        """Say how many steps an end at this moment loses, and how to continue."""
         command = resume_command(self.directory.path, command=self._command)
         lost = self.step - (self._saved_step or 0)
         if self._saved_step is None:

@@ -121,7 +121,7 @@ class Session:
     # -- building ------------------------------------------------------------------------------------
 
     def _load_sets(self, stages: Stages) -> tuple[list[Problem], dict[str, list[Problem]]]:
-        """Load the training problems and the evaluation sets by name, and look for the checkpoint to go on from."""
+        """Load the training problems and the evaluation sets by name, and look for the checkpoint to resume from."""
         problems, eval_sets = load_problems(self.config)
         evaluated = sum(map(len, eval_sets.values()))
         stages.done("data", f"{len(problems):,} problems to train on, {evaluated:,} to evaluate on")
@@ -162,7 +162,7 @@ class Session:
         return reward
 
     def _open_accuracy(self) -> AccuracyPart | None:
-        """Open the part that decides on the sets of data.eval too. It is another one: a stop never cuts it short."""
+        """Open a second accuracy part, for the sets of data.eval. A stop cuts the reward's short, never this one."""
         if not self.config.eval.every:
             return None
         part = open_accuracy(
@@ -190,7 +190,7 @@ class Session:
         decided = settled(config)
         self.policy, check = load_policy(self.run.model_path, decided, self.device, prompts, **distribution)
         self.speed = Speed(self.policy, decided)
-        # Of all of them: with a video, or else an image.
+        # The prompt with the most videos or, where none has any, the most images.
         self.probe_prompt = max(prompts, key=lambda prompt: (len(prompt.videos), len(prompt.images)))
         self.rounding = check.limit
         stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
@@ -233,7 +233,7 @@ class Session:
             probe=self.probe_prompt,
             params=self.sampling,
             seed=self.config.seed,
-            # A few tokens: never below what is accepted of a whole batch.
+            # The probe has few tokens, so its limit is at least a batch's.
             limit=max(self.rounding, self.max_gap),
         )
 
@@ -336,7 +336,7 @@ class Session:
         return None if best is None else best.step
 
     def _evaluations(self) -> list[EvalResult]:
-        """Return the evaluations on data.eval's first set up to this step; an earlier attempt may have gone on."""
+        """Return the evaluations on data.eval's first set up to this step; an earlier attempt may have later ones."""
         results = self.run.directory.evals(next(iter(self.eval_sets)))
         return [result for result in results if result.step <= self.step]
 

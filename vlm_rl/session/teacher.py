@@ -47,7 +47,7 @@ class Teacher:
     servers: ScoringServers | None = None
 
     def shown(self, problem: Problem) -> Problem:
-        """Return the problem with the hint behind its question, where it has an answer to tell."""
+        """Return the problem with the hint after its question, where it has an answer to tell."""
         if not self.hint or not problem.answer:
             return problem
         answer = problem.answer

@@ -17,7 +17,8 @@ The task in plain language has a pretrained model. `vlm-rl quickstart --real` is
     small_vlm          a Qwen2.5-VL around it, whose vision tower is untrained
     virl_layout        writes their files as ViRL39K has them
 
-Nothing is private to this room. The doctor, the papers' tiny runs and the makers of toy data use it, and no other.
+Only first_start is private to this room. The quickstarts, the doctor, the papers' tiny runs, makers of toy data and
+scripts of perf use the room, and no other.
 """
 
 __all__ = [

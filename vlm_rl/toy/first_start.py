@@ -1,4 +1,4 @@
-"""vLLM's first start on a machine, in a process of its own beside the quickstart's warm start.
+"""vLLM's first start on a machine, in a separate process beside the quickstart's warm start.
 
     python -m vlm_rl.toy.first_start CONFIG.yaml
 

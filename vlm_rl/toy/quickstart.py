@@ -49,7 +49,7 @@ class WarmStart:
     """How the traces are learned."""
 
     passes: int  # over the clean trace of each warm problem
-    mixture: int  # traces of all styles, behind the clean ones
+    mixture: int  # traces of all styles, after the clean ones
     batch_size: int  # traces of an optimizer step
     train: TrainConfig
 

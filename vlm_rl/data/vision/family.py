@@ -104,7 +104,7 @@ class VisionFamily(Protocol):
     def features(self, model: Any, vision: Mapping[str, Tensor]) -> list[Tensor]:
         """Compute the features of images by a transformers model's mergers, [visual tokens, H] each, deepstack last.
 
-        Videos come behind all images.
+        Videos come after all images.
         """
         ...
 

@@ -213,12 +213,12 @@ def _ruled(
         rule: transformers' function.
         query: [1, T, heads, head_dim].
         key: like query.
-        value: likewise, with a head_dim of its own.
+        value: like query, but its head_dim may differ.
         g: [1, T, heads], the logarithm of each token's decay.
         beta: [1, T, heads], how much of each token is written.
         runs: of the row.
         initial_state: None, as without a cache.
-        output_final_state: False, likewise.
+        output_final_state: False, for the same reason.
         options: of transformers' function.
     """
     assert initial_state is None and not output_final_state, "a packed row is computed without a cache"

@@ -16,7 +16,7 @@ from vlm_rl.report.vega import Spec
 FEW = 12  # values; fewer are drawn as points, since a curve over them says more about its smoothing
 _PLACES = 90  # of a curve
 _MOST = 4_000  # values that a density is computed from
-_TOP = 0.56  # height of the highest place of a ridge, of its row; its name is above it
+_TOP = 0.56  # a ridge's peak, as a share of its row; the name is above
 _ROW = 56  # pixels
 
 

@@ -45,7 +45,7 @@ def join(host: str, port: int, *, rank: int, size: int, timeout: timedelta) -> P
 
     Args:
         host: of the learner's store.
-        port: likewise.
+        port: of the learner's store.
         rank: of this worker, from 1 on; the learner has 0.
         size: of the group, the learner included.
         timeout: of the store, and of every tensor.

@@ -47,7 +47,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
     Args:
         config: of the run that the server samples for.
         host: the address to listen on.
-        port: likewise.
+        port: to listen on.
         only_print: start nothing.
 
     The model's weights are checked before the server starts. That reads each of them once, so a command that is only

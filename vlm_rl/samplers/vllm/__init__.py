@@ -5,7 +5,7 @@
     start     what is done around the start of an engine
     endpoint  runs inside a server: the token, and groups of responses
     transfer  runs inside a server: how it takes weights from a learner
-    nccl      weights by vLLM's NCCL engine; no GPU has run it
+    nccl      weights by vLLM's NCCL engine; experimental: no GPU has run it
 
 Private to this room: worker, which runs inside vLLM's worker; lean_steps, what a decode step does here.
 """

@@ -57,7 +57,7 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
 
 @contextmanager
 def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
-    """Let what vLLM refuses, or looks for in vain, end in a UserError.
+    """Turn vLLM's refusals, and the keys that it misses in a config.json, into UserErrors.
 
     Args:
         model_path: the folder that it opens.
@@ -125,7 +125,7 @@ def folders_left_out_of_the_key() -> Iterator[None]:
     """Let every folder with this model's configuration have the same key in vLLM's cache of compiled models.
 
     vLLM's key holds the configuration, and the path of the folder, but nothing of the weights: these are arguments of
-    what is compiled. With the path, each checkpoint of a run would be compiled anew, at a resume and an evaluation.
+    what is compiled. With the path, each checkpoint of a run would be compiled again, at a resume and an evaluation.
     A compiled vision tower keeps it, since it may depend on the processor's files too.
     """
     from vllm.config import VllmConfig
