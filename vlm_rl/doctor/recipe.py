@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import psutil
-
 from vlm_rl.config import Config, load_config
 from vlm_rl.doctor.check import Check
 from vlm_rl.model_files.hub_models import short_name
@@ -81,17 +79,15 @@ def _check(name: str, subject: RecipeUnderTest, parts: Sequence[MemoryPart], wha
 
 
 def host_memory(subject: RecipeUnderTest) -> Check:
-    """Compare what the ranks hold in host memory, while they load the model and later, with what is free."""
-    plan, memory, free = subject.plan, subject.plan.memory, psutil.virtual_memory().available
-    loading = plan.num_ranks * memory.loading
-    later = plan.num_ranks * memory.host + memory.checkpoint_copies
-    detail = f"{loading / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, "
-    detail += f"{later / _GIB:.1f} for what is kept, moved or copied there later, " if later else ""
-    detail += f"{free / _GIB:.1f} free"
-    if not subject.fit.missing("host"):
+    """Compare what a rank holds in host memory, while it loads the model and later, with its part of what is free."""
+    loading, later = (need for need in subject.fit.needs if need.part == "host")
+    detail = f"{gib(loading.needed)} a rank while it loads the model, "
+    detail += f"{later.needed / _GIB:.1f} for what is kept, moved or copied there later, " if later.needed else ""
+    detail += f"{loading.limit / _GIB:.1f} free for each rank here"
+    if loading.margin >= 0 and later.margin >= 0:
         return Check("host memory", "ok", detail)
-    advice = ["train.zero_stage=3"] if loading > free and plan.config.train.zero_stage < 3 else []
-    if later > free:
+    advice = ["train.zero_stage=3"] if loading.margin < 0 and subject.config.train.zero_stage < 3 else []
+    if later.margin < 0:
         advice += _less_on_the_host(subject.config)
     steps = ", ".join(["free some", *(f"set {setting}" for setting in advice)])
     return Check("host memory", "off", detail, f"{steps}, or take a machine with more memory")

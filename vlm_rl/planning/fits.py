@@ -200,12 +200,12 @@ def _room(plan: DryRun, responses: int) -> float:
 
 
 def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
+    """Yield what a rank needs of host memory while it loads the model, and later, if what it has is known."""
     if card.host is None:
         return
-    memory, ranks = plan.memory, plan.num_ranks
-    later = memory.host + memory.checkpoint_copies / ranks
-    fault = f"a rank needs {gib(max(memory.loading, later))} of host memory"
-    yield Need("host", max(memory.loading, later), card.host, fault)
+    later = plan.memory.host + plan.memory.checkpoint_copies / plan.num_ranks
+    for needed, when in ((plan.memory.loading, "while it loads the model"), (later, "later")):
+        yield Need("host", needed, card.host, f"a rank needs {gib(needed)} of host memory {when}")
 
 
 def server_need(plan: DryRun, card: Card) -> Need:
