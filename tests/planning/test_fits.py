@@ -12,7 +12,15 @@ from vlm_rl.cli import main
 from vlm_rl.config import load_config, load_sft_config
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import ENGINE_OVERHEAD, ROLLOUT_SHARE, UPDATE_SHARE, Card, fits, server_need
+from vlm_rl.planning.fits import (
+    ENGINE_OVERHEAD,
+    ROLLOUT_SHARE,
+    UPDATE_SHARE,
+    Card,
+    fits,
+    responses_at_once,
+    server_need,
+)
 from vlm_rl.planning.page import verdict
 from vlm_rl.planning.remedies import (
     any_key,
@@ -63,6 +71,7 @@ def test_an_engine_needs_room_for_one_response(plan: DryRun) -> None:
         assert [need.part for need in fit.over] == over
     more = fits(plan_of(f"{SHARE}={1.001 * engine / 80e9}"), Card.of(80), responses=2)
     assert [need.part for need in more.over] == ["engine"]
+    assert responses_at_once(plan, engine, tokens=8192) == 1
     served = plan_of("rollout.sampler=server", "rollout.servers=[http://a:1]")
     assert server_need(served, Card.of(80)).needed == engine
     assert not {"engine", "share"} & {need.part for need in fits(served, Card.of(80)).needs}

@@ -175,7 +175,7 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
         rollout = memory.rollout + (0 if memory.is_served else memory.kv_cache)
         yield Need("rollout", rollout, limit, f"the rollouts need {gib(rollout)}")
         return
-    engine, taken = memory.engine_weights + ENGINE_OVERHEAD + room, share * card.total
+    engine, taken = _beside_cache(memory) + room, share * card.total
     together = memory.kept + engine
     yield Need("rollout", together, limit, f"the rollouts need {gib(together)} with the engine and one response")
     if together <= limit:
@@ -190,13 +190,29 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
 
 def _shares(memory: Memory, card: Card, *, room: float) -> tuple[float, float]:
     """Return the least and the largest share of a card that the engine may take."""
-    engine = memory.engine_weights + ENGINE_OVERHEAD + room
+    engine = _beside_cache(memory) + room
     return engine / card.total, (ROLLOUT_SHARE * card.free - memory.kept) / card.total
+
+
+def _beside_cache(memory: Memory) -> int:
+    """Return the bytes of an engine without keys and values."""
+    return memory.engine_weights + ENGINE_OVERHEAD
 
 
 def _room(plan: DryRun, responses: int) -> float:
     """Return the bytes of keys and values of so many responses at full length behind the longest prompt."""
     return responses * plan.config.context_tokens * plan.kv_bytes_per_token
+
+
+def responses_at_once(plan: DryRun, taken: float, *, tokens: float) -> float:
+    """Return how many responses an engine has room for; below 1, it does not start.
+
+    Args:
+        plan: of the run.
+        taken: bytes of each of its cards that the engine takes.
+        tokens: of a response and its prompt.
+    """
+    return (taken - _beside_cache(plan.memory)) / (tokens * max(1, plan.kv_bytes_per_token))
 
 
 def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
@@ -210,7 +226,7 @@ def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
 
 def server_need(plan: DryRun, card: Card) -> Need:
     """Return the memory of a rollout server that has a card like this to itself."""
-    needed = plan.memory.engine_weights + ENGINE_OVERHEAD + _room(plan, 1)
+    needed = _beside_cache(plan.memory) + _room(plan, 1)
     fault = f"a server needs {gib(needed)} a card for its weights and one response"
     return Need("server", needed, server_share(plan.config) * card.total, fault)
 

@@ -28,7 +28,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.model_files.model_folder import context_of, is_shipped, open_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card, Fit, fits
+from vlm_rl.planning.fits import Card, Fit, fits, responses_at_once
 from vlm_rl.planning.remedies import SHARE, Remedy, reduced_by
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.run_files import write_atomically
@@ -276,10 +276,10 @@ def _with(recipe: Recipe, chosen: Sequence[Remedy], fit: Fit) -> Recipe:
         for key, value in remedy.values.items():
             recipe.put(key, value, remedy.effect if key == last else "")
     if fit.shares is not None:
-        least, best = fit.shares
+        _, best = fit.shares
         recipe.put(SHARE, best, "the engine's share of a card")
-        response = max(1, fit.plan.kv_bytes_per_token) * fit.plan.config.context_tokens
-        usual = _USUAL * (fit.responses + (best - least) * fit.card.total / response)
+        longest = fit.plan.config.context_tokens
+        usual = _USUAL * responses_at_once(fit.plan, best * fit.card.total, tokens=longest)
         recipe.put("rollout.batch_size", min(_LARGEST_BATCH, 2 ** int(math.log2(usual))))
     return recipe
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card, Need, engine_share, fits, server_need, server_share
+from vlm_rl.planning.fits import Card, Need, engine_share, fits, responses_at_once, server_need, server_share
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.simulator import Pace, Sides, simulate
@@ -221,6 +221,5 @@ def _faults(over: Sequence[Need]) -> tuple[str, ...]:
 
 def _places(work: Workload, plan: DryRun, share: float) -> int:
     """Return how many responses an engine samples at once: rollout.batch_size, or fewer if its cache fits fewer."""
-    room = share * work.card - plan.memory.engine_weights
-    fitting = int(room / max(plan.kv_bytes_per_token, 1) / work.context)
+    fitting = int(responses_at_once(plan, share * work.card, tokens=work.context))
     return max(1, min(plan.config.rollout.batch_size, fitting))
