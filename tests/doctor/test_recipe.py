@@ -85,15 +85,15 @@ def test_what_is_said_of_the_host_cannot_contradict_the_verdict(outcomes, monkey
         assert ("train.zero_stage=3" in page) == (outcome == "OFF"), "what is short is what the advice is about"
 
 
-def test_the_numbers_are_those_of_the_dry_run(outcomes, plan: DryRun) -> None:
+def test_the_numbers_are_those_of_the_dry_run(outcomes, dry: DryRun) -> None:
     _, _, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), "--ranks", "8", memory=800)
-    assert f"{plan.memory.update / GIB:.1f} GiB planned, 100.0 free for each rank" in page
-    size = 2 * 2 * plan.num_parameters + 12 * plan.num_parameters  # two bfloat16 copies, master and moments
+    assert f"{dry.memory.update / GIB:.1f} GiB planned, 100.0 free for each rank" in page
+    size = 2 * 2 * dry.num_parameters + 12 * dry.num_parameters  # two bfloat16 copies, master and moments
     assert f"{size / 1e9:.0f} GB each" in page and f"= {4 * size / 1e9:.0f} GB; " in page  # two, the best, a new one
 
 
 @pytest.fixture(scope="module")
-def plan() -> DryRun:
+def dry() -> DryRun:
     from vlm_rl.config import load_config
     from vlm_rl.planning.dry_run import dry_run
 

@@ -29,14 +29,14 @@ class RecipeUnderTest:
         return load_config(self.path)
 
     @cached_property
-    def plan(self) -> DryRun:
+    def dry(self) -> DryRun:
         """Return the dry run on this machine's ranks."""
         return dry_run(self.config, num_ranks=self.num_ranks)
 
     @cached_property
     def fit(self) -> Fit:
         """Return how it fits into the memory that is free now."""
-        return fits(self.plan, Card.here(self.num_ranks))
+        return fits(self.dry, Card.here(self.num_ranks))
 
     @cached_property
     def advice(self) -> str:
@@ -49,9 +49,9 @@ class RecipeUnderTest:
 
 def recipe(subject: RecipeUnderTest) -> Check:
     """Compute the plan, which refuses what training would refuse."""
-    plan = subject.plan
-    model = f"{short_name(plan.config.model.path)}, {plan.num_parameters / 1e9:.2f} B parameters"
-    detail = f"{subject.path}: {model}, ZeRO {plan.config.train.zero_stage} on {plan.num_ranks} ranks"
+    dry = subject.dry
+    model = f"{short_name(dry.config.model.path)}, {dry.num_parameters / 1e9:.2f} B parameters"
+    detail = f"{subject.path}: {model}, ZeRO {dry.config.train.zero_stage} on {dry.num_ranks} ranks"
     return Check("recipe", "ok", detail)
 
 
@@ -63,7 +63,7 @@ def update(subject: RecipeUnderTest) -> Check:
 def rollout(subject: RecipeUnderTest) -> Check:
     """Compare what the learner keeps and what the engine takes with the free memory."""
     what = ", the engine's share included"
-    if subject.plan.memory.is_served:
+    if subject.dry.memory.is_served:
         what = ", the servers' memory apart"
     return _check("rollout", subject, ("rollout", "engine", "share"), what)
 
@@ -109,7 +109,7 @@ def _less_on_the_host(config: Config) -> Iterator[str]:
 
 def checkpoints(subject: RecipeUnderTest) -> Check:
     """Compare the checkpoints that are kept, and the one that is being written, with the free disk, as a run does."""
-    room = subject.plan.disk_room
+    room = subject.dry.disk_room
     detail = "; ".join(room.lines()).removeprefix("checkpoints: ")
     if room.refusal() is None:  # milestones that will not fit are a warning, since they may be moved away
         return Check("checkpoints", "ok", detail)
