@@ -190,8 +190,8 @@ def _write_pages(folder: Path, runs: Sequence[Path], query: str, study: Path | N
             Path("study").symlink_to(whole)
             return
         path = write_study(Path("study.yaml"), study_tree())
-        for planned in load_study(path).runs(Path("study")):
-            write_run(planned, lively, evals=lively_evals(planned))
+        for entry in load_study(path).runs(Path("study")):
+            write_run(entry, lively, evals=lively_evals(entry))
         run_study(path, Path("study"), report_only=True)
 
 

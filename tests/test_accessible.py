@@ -131,8 +131,8 @@ def pages(served, runs, tmp_path_factory) -> dict[str, str]:
     """Return the addresses of the other pages: of runs, a study, a prepared set, and a view of the demo."""
     folder = tmp_path_factory.mktemp("pages")
     study = load_study(write_study(folder / "study.yaml", study_tree()))
-    for planned in study.runs(folder / "study"):
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(folder / "study"):
+        write_run(entry, lively, evals=lively_evals(entry))
     assert main(["study", str(folder / "study.yaml"), "--out", str(folder / "study"), "--report-only"]) == 0
     raw = SQUARES.write(folder / "raw", seed=0, train=24, heldout=8, warm=8, mixture=8)
     prepare("virl39k", raw / "train", folder / "set")

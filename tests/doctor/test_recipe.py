@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -59,27 +60,40 @@ def test_an_optimizer_that_deepspeed_keeps_on_the_host_is_counted(outcomes) -> N
 
 
 def test_the_host_needs_less_where_the_model_is_loaded_in_shards(outcomes, tmp_path: Path) -> None:
-    """7B on 8 ranks: 8 x 15.4 GiB whole; in shards 15.4, and for each rank its largest matrix of 1.02."""
+    """7B on 8 ranks, each 15.4 GiB whole; in shards an eighth of it, and the largest matrix of 1.02."""
     whole = RECIPES / "virl39k_luspo_7b.yaml"
     shards, copies = tmp_path / "shards.yaml", tmp_path / "copies.yaml"
     shards.write_text(whole.read_text().replace("zero_stage: 2", "zero_stage: 3"))
     copies.write_text(whole.read_text().replace("checkpoint:", "checkpoint:\n  async_save: true"))
     for file, memory, outcome in ((whole, 60, "OFF"), (shards, 60, "ok"), (shards, 20, "OFF")):
         assert outcomes(str(file), "--ranks", "8", memory=memory)[1]["host memory"] == outcome
-    assert "23.6 GiB while 8 ranks load" in outcomes(str(shards), "--ranks", "8", memory=60)[2]
+    assert "2.9 GiB a rank while it loads" in outcomes(str(shards), "--ranks", "8", memory=60)[2]
     page = outcomes(str(copies), "--ranks", "8", memory=60)[2]
-    assert "123.6 for what is kept, moved or copied there later" in page and "checkpoint.async_save=false" in page
+    assert "15.4 for what is kept, moved or copied there later" in page and "checkpoint.async_save=false" in page
 
 
-def test_the_numbers_are_those_of_the_dry_run(outcomes, plan: DryRun) -> None:
+def test_what_is_said_of_the_host_cannot_contradict_the_verdict(outcomes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7B on 8 ranks, of which one or two are here: a rank loads 15.4 GiB, and it is for one or two to share 20."""
+    recipe = str(RECIPES / "virl39k_luspo_7b.yaml")
+    for cards, free, outcome in ((1, "20.0", "ok"), (2, "10.0", "OFF")):
+        have_cards(monkeypatch, cards, 80 * GIB)
+        _, known, page = outcomes(recipe, "--ranks", "8", memory=20)
+        assert known["host memory"] == outcome, page
+        needed, left = re.findall(r"\d+\.\d", page.split("host memory ")[1].split(" free")[0])
+        assert (float(needed) > float(left)) == (outcome == "OFF"), page
+        assert (needed, left) == ("15.4", free)
+        assert ("train.zero_stage=3" in page) == (outcome == "OFF"), "what is short is what the advice is about"
+
+
+def test_the_numbers_are_those_of_the_dry_run(outcomes, dry: DryRun) -> None:
     _, _, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), "--ranks", "8", memory=800)
-    assert f"{plan.memory.update / GIB:.1f} GiB planned, 100.0 free for each rank" in page
-    size = 2 * 2 * plan.num_parameters + 12 * plan.num_parameters  # two bfloat16 copies, master and moments
+    assert f"{dry.memory.update / GIB:.1f} GiB planned, 100.0 free for each rank" in page
+    size = 2 * 2 * dry.num_parameters + 12 * dry.num_parameters  # two bfloat16 copies, master and moments
     assert f"{size / 1e9:.0f} GB each" in page and f"= {4 * size / 1e9:.0f} GB; " in page  # two, the best, a new one
 
 
 @pytest.fixture(scope="module")
-def plan() -> DryRun:
+def dry() -> DryRun:
     from vlm_rl.config import load_config
     from vlm_rl.planning.dry_run import dry_run
 

@@ -13,7 +13,7 @@ import yaml
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study.runs import StudyRun
 
-# metrics of a step: (planned, step) -> name -> value
+# metrics of a step: (entry, step) -> name -> value
 Metrics = Callable[[StudyRun, int], Mapping[str, float]]
 
 
@@ -44,16 +44,16 @@ def write_study(path: Path, tree: Mapping[str, Any]) -> Path:
 
 
 def write_run(
-    planned: StudyRun,
+    entry: StudyRun,
     metrics: Metrics,
     *,
     steps: int | None = None,
     evals: Mapping[int, tuple[Sequence[bool], Sequence[int]]] | None = None,
 ) -> RunDirectory:
     """Write a run of `steps` steps (all of them if None); `evals` is step -> (which are correct, their lengths)."""
-    run = RunDirectory(planned.out).create(planned.config)
-    for step in range(1, (steps or planned.config.train.steps) + 1):
-        run.append_metrics(step, 1, metrics(planned, step))
+    run = RunDirectory(entry.out).create(entry.config)
+    for step in range(1, (steps or entry.config.train.steps) + 1):
+        run.append_metrics(step, 1, metrics(entry, step))
     for step, (correct, lengths) in (evals or {}).items():
         run.write_eval("toy-test", step, [_row(*one) for one in zip(correct, lengths, strict=True)], {})
     return run
@@ -83,12 +83,12 @@ def _row(correct: bool, length: int) -> dict[str, Any]:
     }
 
 
-def lively(planned: StudyRun, step: int) -> dict[str, float]:
+def lively(entry: StudyRun, step: int) -> dict[str, float]:
     """Return curves with a shape, different for every rule and seed; what a real run logs."""
-    name = sum(map(ord, planned.rule))
-    rng = np.random.default_rng([name, planned.seed, step])
-    pace = 4 + name % 5 + np.random.default_rng([name, planned.seed]).normal()
-    done = 1 / (1 + math.exp(-pace * (step / planned.config.train.steps - 0.45)))
+    name = sum(map(ord, entry.rule))
+    rng = np.random.default_rng([name, entry.seed, step])
+    pace = 4 + name % 5 + np.random.default_rng([name, entry.seed]).normal()
+    done = 1 / (1 + math.exp(-pace * (step / entry.config.train.steps - 0.45)))
     noise = rng.normal(0, 1, 12)
     length = 18 + (20 + name % 17) * done + noise[0]
     gap = 3 - 6 * done + 0.6 * noise[1]
@@ -103,9 +103,9 @@ def lively(planned: StudyRun, step: int) -> dict[str, float]:
         "length/sign_gap": gap,
         "length_pull/total": 0.4 * (1 - done) + 0.05 * noise[4],
         "entropy": 0.9 - 0.6 * done + 0.02 * noise[5],
-        "grad_norm": (30 if "luspo" in planned.rule else 1.4) * math.exp(0.2 * noise[6]) * (1.2 - done),
-        "clip_ratio/low_mean": abs(0.01 + 0.004 * noise[7]) * (12 if "spo" in planned.rule else 1),
-        "clip_ratio/high_mean": abs(0.012 + 0.004 * noise[8]) * (12 if "spo" in planned.rule else 1),
+        "grad_norm": (30 if "luspo" in entry.rule else 1.4) * math.exp(0.2 * noise[6]) * (1.2 - done),
+        "clip_ratio/low_mean": abs(0.01 + 0.004 * noise[7]) * (12 if "spo" in entry.rule else 1),
+        "clip_ratio/high_mean": abs(0.012 + 0.004 * noise[8]) * (12 if "spo" in entry.rule else 1),
         "step_time": 1.9 + 0.1 * noise[9],
     }
     shape = np.arange(1, 11) ** (0.3 + name % 3 / 2 + done)
@@ -115,13 +115,13 @@ def lively(planned: StudyRun, step: int) -> dict[str, float]:
     return values
 
 
-def lively_evals(planned: StudyRun, *, count: int = 40) -> dict[int, tuple[list[bool], list[int]]]:
+def lively_evals(entry: StudyRun, *, count: int = 40) -> dict[int, tuple[list[bool], list[int]]]:
     """Return an evaluation at the beginning, in the middle and at the end."""
-    steps = planned.config.train.steps
+    steps = entry.config.train.steps
     found = {}
-    for step in range(0, steps + 1, planned.config.eval.every):
-        values = lively(planned, max(step, 2))
-        rng = np.random.default_rng([sum(map(ord, planned.rule)), planned.seed, step, 7])
+    for step in range(0, steps + 1, entry.config.eval.every):
+        values = lively(entry, max(step, 2))
+        rng = np.random.default_rng([sum(map(ord, entry.rule)), entry.seed, step, 7])
         correct = rng.random(count) < values["rewards/accuracy/mean"]
         found[step] = (correct.tolist(), rng.normal(values["completions/mean_length"], 2, count).astype(int).tolist())
     return found

@@ -318,14 +318,14 @@ def test_a_response_without_the_prompts_start_is_named(toys: Toys, learnable: Pa
 
 def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_sft_config(COLD_START)
-    plan = dry_run(config, num_ranks=8)
-    print_dry_run(plan, card=Card.of(80))
+    dry = dry_run(config, num_ranks=8)
+    print_dry_run(dry, card=Card.of(80))
     page = " ".join(capsys.readouterr().out.split())
     assert "supervised, 64 responses a step" in page
-    needed = plan.memory.update / 2**30
-    assert plan.memory.update < 0.9 * 80e9
+    needed = dry.memory.update / 2**30
+    assert dry.memory.update < 0.9 * 80e9
     assert f"fits on a card with 80 GB: of 74.5 GiB the plan takes {needed:.1f}" in page
-    print_dry_run(plan, card=Card.of(24))
+    print_dry_run(dry, card=Card.of(24))
     page = capsys.readouterr().out
     assert f"does not fit on a card with 24 GB: a step needs {needed:.1f} GiB" in " ".join(page.split())
     smaller = [line.split("  # ")[0].strip() for line in page.splitlines() if "  # " in line]

@@ -118,7 +118,7 @@ SEVEN_B_ADAPTERS = {
 
 
 @cache
-def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
+def dry_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
     """Return the plan of a recipe; several tests look at the same."""
     return dry_run(load_config(path, overrides), num_ranks=ranks)
 
@@ -132,15 +132,15 @@ def ranks_of(path: Path) -> int:
 def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(path)
     on_tiny = not (SHIPPED / f"{Path(config.model.path).name}.json").exists()
-    plan = plan_of(path, *([f"model.path={tiny_model}"] if on_tiny else []), ranks=ranks_of(path))
-    print_dry_run(plan, shows_deepspeed=True)
+    dry = dry_of(path, *([f"model.path={tiny_model}"] if on_tiny else []), ranks=ranks_of(path))
+    print_dry_run(dry, shows_deepspeed=True)
     shown = capsys.readouterr().out
     block = json.loads(shown[shown.index("DeepSpeed block:") + len("DeepSpeed block:") :])
-    assert block == plan.deepspeed and block["zero_optimization"]["stage"] == config.train.zero_stage
+    assert block == dry.deepspeed and block["zero_optimization"]["stage"] == config.train.zero_stage
     for word in ("weights", "gradients", "optimizer", "activations", "engine weights", "key-value cache"):
         assert word in shown
-    assert f"{plan.max_response_tokens_per_step:,}" in shown
-    assert f"{plan.updates_per_step * plan.config.train.steps:,} in all" in shown
+    assert f"{dry.max_response_tokens_per_step:,}" in shown
+    assert f"{dry.updates_per_step * dry.config.train.steps:,} in all" in shown
     assert f"each, every {config.checkpoint.every} steps, at most" in shown and f" free in {config.out}" in shown
     assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
 
@@ -149,26 +149,26 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
 def test_every_recipe_for_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
     if path.stem in ("toy", "smoke") or "lora" in path.stem:
         return
-    plan = plan_of(path, ranks=ranks_of(path))
+    dry = dry_of(path, ranks=ranks_of(path))
     card = (40 if path.stem.endswith("3b") else 80) * 1e9
-    engine = plan.config.rollout.vllm.get("gpu_memory_utilization", 0.45) * card
-    assert plan.memory.update < 0.9 * card
-    assert plan.memory.kept + engine < 0.95 * card
-    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
-    assert plan.memory.engine_weights + 2 * longest * plan.kv_bytes_per_token < engine
+    engine = dry.config.rollout.vllm.get("gpu_memory_utilization", 0.45) * card
+    assert dry.memory.update < 0.9 * card
+    assert dry.memory.kept + engine < 0.95 * card
+    longest = dry.config.data.max_prompt_tokens + dry.config.rollout.max_tokens
+    assert dry.memory.engine_weights + 2 * longest * dry.kv_bytes_per_token < engine
 
 
 @pytest.mark.parametrize("gigabytes", [24, 48])
 def test_the_recipe_for_one_card_fits_on_it(gigabytes: int) -> None:
     """A 7B model with adapters: the update beside a sleeping engine, and the rollout beside the learner."""
     (path,) = (path for path in RECIPES if path.stem.endswith(f"lora_{gigabytes}gb"))
-    plan, card = plan_of(path, ranks=1), gigabytes * 1e9
-    assert plan.num_trainable == SEVEN_B_ADAPTERS[plan.config.model.lora.rank]
-    engine = plan.config.rollout.vllm["gpu_memory_utilization"] * card
-    assert plan.memory.update < 0.9 * card
-    assert plan.memory.kept + engine < 0.95 * card
-    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
-    assert plan.memory.engine_weights + 2**30 + 8 * longest * plan.kv_bytes_per_token < engine
+    dry, card = dry_of(path, ranks=1), gigabytes * 1e9
+    assert dry.num_trainable == SEVEN_B_ADAPTERS[dry.config.model.lora.rank]
+    engine = dry.config.rollout.vllm["gpu_memory_utilization"] * card
+    assert dry.memory.update < 0.9 * card
+    assert dry.memory.kept + engine < 0.95 * card
+    longest = dry.config.data.max_prompt_tokens + dry.config.rollout.max_tokens
+    assert dry.memory.engine_weights + 2**30 + 8 * longest * dry.kv_bytes_per_token < engine
 
 
 def test_every_shipped_configuration_is_counted() -> None:
@@ -178,15 +178,15 @@ def test_every_shipped_configuration_is_counted() -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_the_published_ones(name: str) -> None:
     short = ("data.max_prompt_tokens=1024", "rollout.max_tokens=1024")  # fits every model's context
-    assert plan_of(LUSPO_7B, f"model.path=models/{name}", *short).num_parameters == PARAMETERS[name]
+    assert dry_of(LUSPO_7B, f"model.path=models/{name}", *short).num_parameters == PARAMETERS[name]
 
 
 def test_the_local_folder_wins_over_the_shipped_copy(tmp_path: Path, tiny_model: Path) -> None:
     folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
     folder.mkdir()
     shutil.copy(tiny_model / "config.json", folder)
-    plan = plan_of(LUSPO_7B, f"model.path={folder}", "data.max_prompt_tokens=2048")
-    assert plan.num_parameters < 2e6 and plan.model_source == str(folder / "config.json")
+    dry = dry_of(LUSPO_7B, f"model.path={folder}", "data.max_prompt_tokens=2048")
+    assert dry.num_parameters < 2e6 and dry.model_source == str(folder / "config.json")
 
 
 # -- ZeRO's arithmetic -------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_bytes_of_every_stage_by_hand() -> None:
     # the gradients that a rank holds are their sums in float32, 4 bytes each.
     n, ranks = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 8
     assert n % ranks == 0
-    by_stage = {stage: plan_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (1, 2, 3)}
+    by_stage = {stage: dry_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (1, 2, 3)}
     part = n // ranks
     assert [m.weights for m in by_stage.values()] == [2 * n, 2 * n, 2 * part]
     assert [m.gradients for m in by_stage.values()] == [6 * n, 6 * part, 6 * part]
@@ -212,27 +212,27 @@ def test_head_buckets_and_images_by_hand() -> None:
     # of a fused head the bfloat16 logits themselves. A bucket of 5e8 elements.
     logits, matrix = 2 * 4 * 882 * 152_064, 152_064 * 3584
     assert 0 <= 2**30 - logits < 2 * 4 * 152_064
-    memory = plan_of(LUSPO_7B).memory
+    memory = dry_of(LUSPO_7B).memory
     assert (memory.head, memory.buckets) == (logits + (4 + 2) * matrix, 2 * 5 * 10**8)
     assert memory.update == sum(memory.parts().values())
-    assert plan_of(LUSPO_7B, "model.lora.rank=8").memory.head == logits
-    assert plan_of(LUSPO_7B, "model.fused_head=true", "model.lora.rank=8").memory.head == 2 * 3530 * 152_064
-    assert plan_of(LUSPO_7B, "train.zero_stage=1").memory.buckets == 4 * 5 * 10**8
+    assert dry_of(LUSPO_7B, "model.lora.rank=8").memory.head == logits
+    assert dry_of(LUSPO_7B, "model.fused_head=true", "model.lora.rank=8").memory.head == 2 * 3530 * 152_064
+    assert dry_of(LUSPO_7B, "train.zero_stage=1").memory.buckets == 4 * 5 * 10**8
     smaller = "train.deepspeed.zero_optimization.reduce_bucket_size=1000000"
-    assert plan_of(LUSPO_7B, smaller).memory.buckets == 2 * 10**6
-    assert plan_of(LUSPO_7B, smaller.replace("1000000", "auto")).memory.buckets == memory.buckets
+    assert dry_of(LUSPO_7B, smaller).memory.buckets == 2 * 10**6
+    assert dry_of(LUSPO_7B, smaller.replace("1000000", "auto")).memory.buckets == memory.buckets
     # A row of 16,384 tokens holds 4 prompts of at most 4,096, each with an image; one of 8,192 holds 2.
     assert "a row of 16,384 tokens with 4 images" in shown(LUSPO_7B)
     without = "model.freeze=[tower]"
     in_tower = [
-        plan_of(LUSPO_7B, row).memory.activations - plan_of(LUSPO_7B, row, without).memory.activations
+        dry_of(LUSPO_7B, row).memory.activations - dry_of(LUSPO_7B, row, without).memory.activations
         for row in ("train.micro_batch_tokens=16384", "train.micro_batch_tokens=8192")
     ]
     assert in_tower[0] == 2 * in_tower[1] > 0
 
 
 def test_pixels_are_on_the_device_even_where_the_tower_is_frozen() -> None:
-    few, many = (plan_of(LUSPO_7B, "model.freeze=[tower,merger]", f"data.max_pixels={n * 28**2}") for n in (1, 10))
+    few, many = (dry_of(LUSPO_7B, "model.freeze=[tower,merger]", f"data.max_pixels={n * 28**2}") for n in (1, 10))
     # 4 images in a row; 36 more patches each of 2 frames x 3 channels x 14 x 14 numbers, 2 bytes a number.
     assert many.memory.activations - few.memory.activations == 4 * 36 * 1176 * 2
 
@@ -241,36 +241,36 @@ def test_a_merger_keeps_its_tensors_even_where_the_tower_is_frozen() -> None:
     """Five of a patch's 1,280 numbers, of 2 bytes each: with weights that are trained, or with adapters."""
     pixels = f"data.max_pixels={10 * 28**2}"
     kept = 4 * 40 * 5 * 1280 * 2
-    trained, frozen = (plan_of(LUSPO_7B, f"model.freeze={parts}", pixels) for parts in ("[tower]", "[tower,merger]"))
+    trained, frozen = (dry_of(LUSPO_7B, f"model.freeze={parts}", pixels) for parts in ("[tower]", "[tower,merger]"))
     assert trained.memory.activations - frozen.memory.activations == kept
     text = "model.lora={rank: 8, targets: [language_model]}"
-    adapted, alone = (plan_of(LUSPO_7B, text.replace("]", more), pixels) for more in (", merger]", "]"))
+    adapted, alone = (dry_of(LUSPO_7B, text.replace("]", more), pixels) for more in (", merger]", "]"))
     assert adapted.memory.activations - alone.memory.activations == kept
 
 
 def test_host_memory_by_hand() -> None:
     n, ranks, largest = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 8, 152_064 * 3584
-    whole, shards = (plan_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (2, 3))
+    whole, shards = (dry_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (2, 3))
     assert (whole.loading, shards.loading) == (2 * n, 2 * (n // ranks + largest))
     assert whole.checkpoint_copies == 0
     # rank 0's model folder and DeepSpeed's model state; masters and moments of all ranks together
-    copied = plan_of(LUSPO_7B, "checkpoint.async_save=true").memory.checkpoint_copies
+    copied = dry_of(LUSPO_7B, "checkpoint.async_save=true").memory.checkpoint_copies
     assert copied == 2 * 2 * n + 12 * n
     # in ZeRO 3 the masters are DeepSpeed's only copy
-    assert plan_of(LUSPO_7B, "checkpoint.async_save=true", "train.zero_stage=3").memory.checkpoint_copies == 14 * n
+    assert dry_of(LUSPO_7B, "checkpoint.async_save=true", "train.zero_stage=3").memory.checkpoint_copies == 14 * n
     kept = "train.deepspeed.zero_optimization.offload_optimizer.device=cpu"
     part = n // ranks  # 12 bytes for masters and moments; 4 for float32 gradients, or 8 where ZeRO 3 sums them too
     for stage, host, gradients in ((2, 16, 6), (3, 20, 0)):
-        memory = plan_of(LUSPO_7B, kept, f"train.zero_stage={stage}").memory
+        memory = dry_of(LUSPO_7B, kept, f"train.zero_stage={stage}").memory
         assert (memory.host, memory.gradients, memory.optimizer) == (host * part, gradients * part, 0)
     shards = "train.deepspeed.zero_optimization.offload_param.device=cpu"
-    assert plan_of(LUSPO_7B, "train.zero_stage=3", shards).memory.host == 2 * n // ranks
-    adapter = plan_of(LUSPO_7B, "model.lora={rank: 8, sync: adapter}", "rollout.sampler=vllm").memory
+    assert dry_of(LUSPO_7B, "train.zero_stage=3", shards).memory.host == 2 * n // ranks
+    adapter = dry_of(LUSPO_7B, "model.lora={rank: 8, sync: adapter}", "rollout.sampler=vllm").memory
     assert adapter.host == adapter.engine_weights == 2 * n
     # The 7B's matrices by hand: 28 layers of 3,584 with 4 heads of keys and values of 128, and MLPs of 18,944.
     rows, columns = (3584, 512, 512, 3584, 18944, 18944, 3584), (3584, 3584, 3584, 3584, 3584, 3584, 18944)
     saved = 28 * sum(row * column - 4 * row for row, column in zip(rows, columns, strict=True))
-    halved = plan_of(LUSPO_7B, "rollout={quantization: fp8, sampler: vllm, max_gap: 0.3}", "model.dtype=bfloat16")
+    halved = dry_of(LUSPO_7B, "rollout={quantization: fp8, sampler: vllm, max_gap: 0.3}", "model.dtype=bfloat16")
     assert halved.memory.engine_weights == 2 * n - saved
     words = ["host: loading", "host: optimizer", "host: checkpoint"]
     page = shown(LUSPO_7B, "checkpoint.async_save=true", "rollout.offload_optimizer=true")
@@ -282,25 +282,25 @@ def test_frozen_models_by_hand() -> None:
     """The KL term's reference is as large as the policy; one of 32B waits on the host, is divided, or stays."""
     n, larger = PUBLISHED["Qwen2.5-VL-7B-Instruct"], PUBLISHED["Qwen2.5-VL-32B-Instruct"]
     taught, kl = "algorithm.distillation.teacher=Qwen/Qwen2.5-VL-32B-Instruct", "algorithm.kl_coef=0.1"
-    alone, moved = plan_of(LUSPO_7B).memory, plan_of(LUSPO_7B, taught, kl).memory
+    alone, moved = dry_of(LUSPO_7B).memory, dry_of(LUSPO_7B, taught, kl).memory
     assert (moved.frozen, moved.scoring, moved.host_frozen) == (0, 2 * larger, 2 * (n + larger))
     assert moved.update == alone.update and moved.kept == alone.kept and moved.host == 2 * (n + larger)
     assert moved.scored == moved.weights + moved.optimizer + moved.head + 2 * larger
-    staying = plan_of(LUSPO_7B, taught, "algorithm.distillation.offload=false").memory
+    staying = dry_of(LUSPO_7B, taught, "algorithm.distillation.offload=false").memory
     assert (staying.frozen, staying.scoring, staying.host_frozen) == (2 * larger, 0, 0)
     assert staying.update - alone.update == staying.rollout - alone.rollout == 2 * larger
-    shards = plan_of(LUSPO_7B, taught, kl, "train.zero_stage=3").memory
+    shards = dry_of(LUSPO_7B, taught, kl, "train.zero_stage=3").memory
     assert (shards.frozen, shards.scoring, shards.host_frozen) == ((n + larger) // 4, 0, 0)
     own = f"algorithm.distillation.teacher={load_config(LUSPO_7B).model.path}"
-    assert plan_of(LUSPO_7B, own, "model.lora.rank=8").memory.scoring == 0
-    assert plan_of(LUSPO_7B, own).memory.scoring == 2 * n
-    ids = plan_of(LUSPO_7B, taught, "algorithm.distillation.top_k=64").memory.head - moved.head
+    assert dry_of(LUSPO_7B, own, "model.lora.rank=8").memory.scoring == 0
+    assert dry_of(LUSPO_7B, own).memory.scoring == 2 * n
+    ids = dry_of(LUSPO_7B, taught, "algorithm.distillation.top_k=64").memory.head - moved.head
     assert ids == 24 * 64 * load_config(LUSPO_7B).train.micro_batch_tokens
     page = shown(LUSPO_7B, taught, kl, card=Card.of(80))
     assert f"scoring phase {moved.scored / 2**30:.2f} the KL term's reference and a teacher of 33.45 B" in page
     assert "reference and teacher need" in page and "train.zero_stage=3" in page.partition("what would")[2]
     with pytest.raises(UserError, match=r"^algorithm\.distillation\.teacher: no model folder at nowhere"):
-        plan_of(LUSPO_7B, "algorithm.distillation.teacher=nowhere")
+        dry_of(LUSPO_7B, "algorithm.distillation.teacher=nowhere")
 
 
 def test_what_other_choices_would_hold_is_shown() -> None:
@@ -319,7 +319,7 @@ def test_what_other_choices_would_hold_is_shown() -> None:
 
 def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_are_loaded() -> None:
     with pytest.raises(UserError) as refused:
-        plan_of(LUSPO_7B, "train.deepspeed.zero_optimization={reduce_buckets_size: 1, overlap_comm: often}")
+        dry_of(LUSPO_7B, "train.deepspeed.zero_optimization={reduce_buckets_size: 1, overlap_comm: often}")
     lines = str(refused.value).splitlines()
     assert len(lines) == 2 and all(line.startswith("train.deepspeed.zero_optimization: ") for line in lines)
     assert any("reduce_buckets_size: did you mean 'reduce_bucket_size'" in line for line in lines)
@@ -339,19 +339,19 @@ def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_ar
 )
 def test_any_key_that_deepspeed_does_not_read_is_refused(options: str, messages: list[str]) -> None:
     with pytest.raises(UserError) as refused:
-        plan_of(LUSPO_7B, f"train.deepspeed={options}")
+        dry_of(LUSPO_7B, f"train.deepspeed={options}")
     for message, line in zip(messages, str(refused.value).splitlines(), strict=True):
         assert message in line
 
 
 def test_keys_that_deepspeed_reads_pass() -> None:
-    plan_of(LUSPO_7B, "train.deepspeed={wall_clock_breakdown: true, comms_logger: {enabled: true}, aio: {}}")
+    dry_of(LUSPO_7B, "train.deepspeed={wall_clock_breakdown: true, comms_logger: {enabled: true}, aio: {}}")
 
 
 def shown(path: Path, *overrides: str, card: Card | None = None) -> str:
     """Return what --dry-run prints, with every run of spaces as one."""
     with redirect_stdout(io.StringIO()) as page:
-        print_dry_run(plan_of(path, *overrides), card=card)
+        print_dry_run(dry_of(path, *overrides), card=card)
     return " ".join(page.getvalue().replace("│", " ").split())
 
 
@@ -384,7 +384,7 @@ def test_the_verdict_and_the_hours_come_first(
 def test_the_first_line_is_about_the_disk_where_checkpoints_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    room = plan_of(LUSPO_7B).disk_room
+    room = dry_of(LUSPO_7B).disk_room
     for free, begin in ((room.most, "fits on a card"), (room.most - 1, "warning: "), (1, "does not fit on the disk")):
         with_free_disk(monkeypatch, free * room.size // 10**9 + 1)
         assert cli.main(["train", str(LUSPO_7B), "--dry-run", "--ranks", "8", "--gpu-memory", "80"]) == 0
@@ -395,56 +395,56 @@ def test_the_first_line_is_about_the_disk_where_checkpoints_do_not_fit(
 
 
 def test_frozen_vision_and_sgd_need_less() -> None:
-    plan, frozen = plan_of(LUSPO_7B), plan_of(LUSPO_7B, "model.freeze=[tower,merger]")
+    dry, frozen = dry_of(LUSPO_7B), dry_of(LUSPO_7B, "model.freeze=[tower,merger]")
     # 676,550,144 parameters: 32 blocks and the merger of the published vision tower. The merger: a norm of 1,280,
     # 5,120 x 5,120 + 5,120 and 5,120 x 3,584 + 3,584.
     merger = 1280 + 5120 * 5120 + 5120 + 5120 * 3584 + 3584
-    assert plan.sizes.by_part["merger"] == merger
-    assert plan.sizes.by_part["tower"] == 676_550_144 - merger
-    assert sum(plan.sizes.by_part.values()) == plan.num_parameters
-    assert plan.memory.optimizer - frozen.memory.optimizer == 12 * 676_550_144 // 8
-    merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]")
+    assert dry.sizes.by_part["merger"] == merger
+    assert dry.sizes.by_part["tower"] == 676_550_144 - merger
+    assert sum(dry.sizes.by_part.values()) == dry.num_parameters
+    assert dry.memory.optimizer - frozen.memory.optimizer == 12 * 676_550_144 // 8
+    merger_alone = dry_of(LUSPO_7B, "model.freeze=[tower,language_model]")
     assert merger_alone.num_trainable == merger and merger_alone.memory.optimizer == 12 * merger // 8
-    assert plan_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == plan.memory.optimizer
+    assert dry_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == dry.memory.optimizer
 
 
 def test_adapters_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # bfloat16: 2 bytes for every parameter, the adapters' included; 12 for the optimizer and 2 + 4 for the gradients
     # of the adapters alone; the engine has the merged model.
     n, lora = PUBLISHED["Qwen2.5-VL-7B-Instruct"], SEVEN_B_ADAPTERS[8]
-    plan = plan_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
-    assert (plan.num_parameters, plan.num_trainable) == (n + lora, lora)
-    memory = plan.memory
+    dry = dry_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
+    assert (dry.num_parameters, dry.num_trainable) == (n + lora, lora)
+    memory = dry.memory
     assert (memory.weights, memory.engine_weights) == (2 * (n + lora), 2 * n)
     assert (memory.optimizer, memory.gradients) == (12 * lora, 6 * lora)
-    assert memory.activations < plan_of(LUSPO_7B, ranks=1).memory.activations  # none kept in the tower
-    print_dry_run(plan)
+    assert memory.activations < dry_of(LUSPO_7B, ranks=1).memory.activations  # none kept in the tower
+    print_dry_run(dry)
     assert "LoRA: 20.19 M parameters trained, rank 8 on 196 linear layers" in capsys.readouterr().out
-    some = plan_of(LUSPO_7B, "model.lora.targets=[q_proj,v_proj]", ranks=1)
+    some = dry_of(LUSPO_7B, "model.lora.targets=[q_proj,v_proj]", ranks=1)
     assert some.num_trainable == 28 * 16 * ((3584 + 3584) + (3584 + 512))
     with pytest.raises(UserError, match=r"model\.lora\.targets: 'w1' names no linear layer"):
-        plan_of(LUSPO_7B, "model.lora.targets=[w1]")
+        dry_of(LUSPO_7B, "model.lora.targets=[w1]")
 
 
 def test_offloaded_weights_are_on_the_card_a_few_at_a_time() -> None:
     offload = ["train.zero_stage=3", "train.deepspeed.zero_optimization.offload_param.device=cpu"]
-    assert plan_of(LUSPO_7B, *offload, ranks=1).memory.weights == 2 * 10**9
+    assert dry_of(LUSPO_7B, *offload, ranks=1).memory.weights == 2 * 10**9
     fewer = "train.deepspeed.zero_optimization.stage3_max_live_parameters=600000000"
-    assert plan_of(LUSPO_7B, *offload, fewer, ranks=1).memory.weights == 2 * 6 * 10**8
-    assert plan_of(LUSPO_7B, *offload, fewer.replace("600000000", "auto"), ranks=1).memory.weights == 2 * 10**9
+    assert dry_of(LUSPO_7B, *offload, fewer, ranks=1).memory.weights == 2 * 6 * 10**8
+    assert dry_of(LUSPO_7B, *offload, fewer.replace("600000000", "auto"), ranks=1).memory.weights == 2 * 10**9
     part = -(-PUBLISHED["Qwen2.5-VL-7B-Instruct"] // 32)
-    assert plan_of(LUSPO_7B, *offload, ranks=32).memory.weights == 2 * part
+    assert dry_of(LUSPO_7B, *offload, ranks=32).memory.weights == 2 * part
 
 
 def test_tokens_and_steps_by_hand() -> None:
-    plan = plan_of(LUSPO_7B)
-    assert plan.max_response_tokens_per_step == 1024 * 4096
-    assert (plan.updates_per_step, plan.updates_per_step * plan.config.train.steps) == (8, 8 * 303)
+    dry = dry_of(LUSPO_7B)
+    assert dry.max_response_tokens_per_step == 1024 * 4096
+    assert (dry.updates_per_step, dry.updates_per_step * dry.config.train.steps) == (8, 8 * 303)
     # 2 (keys, values) x 28 layers x 4 heads x 128 x 2 bytes; 16 prompts x 8 on a rank, each of 8,192 tokens
-    assert plan.kv_bytes_per_token == 2 * 28 * 4 * 128 * 2
-    assert side_by_side(plan.config, 8) == 128
-    assert plan.memory.kv_cache == 128 * 8192 * plan.kv_bytes_per_token
-    assert plan_of(LUSPO_7B, "train.mini_batch_prompts=100").updates_per_step == 2
+    assert dry.kv_bytes_per_token == 2 * 28 * 4 * 128 * 2
+    assert side_by_side(dry.config, 8) == 128
+    assert dry.memory.kv_cache == 128 * 8192 * dry.kv_bytes_per_token
+    assert dry_of(LUSPO_7B, "train.mini_batch_prompts=100").updates_per_step == 2
 
 
 def test_torchruns_number_of_ranks_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,9 +452,9 @@ def test_torchruns_number_of_ranks_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert dry_run(config).num_ranks == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
-    plan = dry_run(config)
-    assert plan.num_ranks == 4 and plan.memory == plan.by_ranks()[4].memory
-    assert asdict(plan.by_ranks()[8].memory) == asdict(plan_of(LUSPO_7B).memory)
+    dry = dry_run(config)
+    assert dry.num_ranks == 4 and dry.memory == dry.by_ranks()[4].memory
+    assert asdict(dry.by_ranks()[8].memory) == asdict(dry_of(LUSPO_7B).memory)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)
@@ -462,9 +462,9 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
     folder = family_model(model_type)
     model = load_model(folder, dtype=torch.float32)
     config = config_of(model={"path": str(folder)}, data={"train": ["x"], "max_prompt_tokens": 512})
-    plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=2)
-    assert plan.num_parameters == sum(p.numel() for p in model.parameters())
-    assert {*plan.sizes.by_part} == {*SUPPORTED[model_type].parts} and all(plan.sizes.by_part.values())
+    dry = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=2)
+    assert dry.num_parameters == sum(p.numel() for p in model.parameters())
+    assert {*dry.sizes.by_part} == {*SUPPORTED[model_type].parts} and all(dry.sizes.by_part.values())
     model.set_attn_implementation("eager")  # which every family has
     for tokens in (1, 30):
         cache = DynamicCache(config=model.config)
@@ -472,9 +472,9 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
         kept = sum(tensor.nbytes for layer in cache.layers for tensor in _tensors_of(layer))
         assert cache_bytes(model.config, tokens, torch.float32) == kept
     constant = cache_bytes(model.config, 0, torch.float32)
-    assert plan.kv_bytes_per_token == cache_bytes(model.config, 1, torch.float32) - constant
+    assert dry.kv_bytes_per_token == cache_bytes(model.config, 1, torch.float32) - constant
     copies = config.rollout.responses_per_prompt if SUPPORTED[model_type].padded else 1
-    assert plan.max_prompt_tokens_per_step == config.rollout.prompts_per_step * 512 * copies
+    assert dry.max_prompt_tokens_per_step == config.rollout.prompts_per_step * 512 * copies
 
 
 def _tensors_of(layer: Any) -> list[Any]:
@@ -602,13 +602,13 @@ def test_a_plan_counts_linear_layers_in_place_of_those_that_attend(
         (folder / "config.json").write_text(json.dumps({**raw, "layer_types": kinds}))
         model = {"path": str(folder), "gradient_checkpointing": False, "layer_patches": False}
         config = config_of(model=model, data={"train": ["x"], "max_prompt_tokens": 512})
-        plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=1)
-        kept.append(plan.memory.activations)
+        dry = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=1)
+        kept.append(dry.memory.activations)
     heads, kv_heads = raw["num_attention_heads"], raw["num_key_value_heads"]
     normed = raw["head_dim"] * (heads + kv_heads)  # queries and keys; as many for values and output
     attention = 4 * (2 * normed + 2 * normed) + 4 * heads + 4 * (heads + kv_heads)
     text = AutoConfig.for_model(**raw)
-    tokens = max(plan.config.train.micro_batch_tokens, 1024)
+    tokens = max(dry.config.train.micro_batch_tokens, 1024)
     assert linear_layers and kept[0] - kept[1] == tokens * linear_layers * (
         linear_bytes_per_token(text, torch.float32) - attention
     )
@@ -651,16 +651,16 @@ def test_auto_recomputes_no_more_than_the_card_asks_for() -> None:
         way: dry_run(load_sft_config(SFT_7B, [f"model.gradient_checkpointing={way}"]), num_ranks=8)
         for way in ("false", "mlp", "true", "auto")
     }
-    least = {way: fits(plan, Card.of(10_000)).plan.memory.update for way, plan in plans.items()}
+    least = {way: fits(dry, Card.of(10_000)).dry.memory.update for way, dry in plans.items()}
     assert least["true"] < least["mlp"] < least["false"] == least["auto"]
     kept = {}
     for way in ("false", "mlp", "true"):
         card = Card.of(1.001 * fits(plans[way], Card.of(10_000)).smallest_card / 1e9)
         fit = fits(plans["auto"], card)
-        kept[way] = fit.plan.config.model.gradient_checkpointing
-        assert fit.plan.asked.model.gradient_checkpointing == "auto"
+        kept[way] = fit.dry.config.model.gradient_checkpointing
+        assert fit.dry.asked.model.gradient_checkpointing == "auto"
     assert kept == {"false": False, "mlp": "mlp", "true": True}
-    assert fits(plans["auto"], Card.of(10)).plan.config.model.gradient_checkpointing is True
+    assert fits(plans["auto"], Card.of(10)).dry.config.model.gradient_checkpointing is True
     assert plans["auto"].memory == plans["true"].memory  # of an unknown card
 
 
@@ -676,7 +676,7 @@ def test_the_run_keeps_what_the_plan_says(tiny_model: Path, monkeypatch: pytest.
 
 def test_the_estimate_follows_the_switch_of_the_patches() -> None:
     """A shipped configuration is planned for a GPU, where auto leaves transformers' own layers."""
-    on, off, auto = (plan_of(LUSPO_7B, f"model.layer_patches={setting}") for setting in ("true", "false", "auto"))
+    on, off, auto = (dry_of(LUSPO_7B, f"model.layer_patches={setting}") for setting in ("true", "false", "auto"))
     assert (on.is_patched, off.is_patched, auto.is_patched) == (True, False, False)
     assert on.memory.activations < off.memory.activations == auto.memory.activations
 

@@ -47,12 +47,12 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 def test_a_recipe_for_7b_fits_the_cards(written, gpus: int, gigabytes: int, options: list[str]) -> None:
     """The same bounds as for the shipped recipes, in tests/planning/test_dry_run.py."""
     config = written("--model", SEVEN_B, "--gpus", str(gpus), "--gpu-memory", str(gigabytes), *options)
-    plan, card = dry_run(config, num_ranks=gpus), gigabytes * 1e9
+    dry, card = dry_run(config, num_ranks=gpus), gigabytes * 1e9
     engine = config.rollout.vllm["gpu_memory_utilization"] * card
-    assert plan.memory.update < 0.9 * card
-    assert plan.memory.kept + engine < 0.95 * card
+    assert dry.memory.update < 0.9 * card
+    assert dry.memory.kept + engine < 0.95 * card
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    assert plan.memory.engine_weights + 2**30 + 8 * longest * plan.kv_bytes_per_token < engine
+    assert dry.memory.engine_weights + 2**30 + 8 * longest * dry.kv_bytes_per_token < engine
     assert (config.model.lora is not None) == bool(options)
 
 

@@ -59,7 +59,7 @@ def cases(names: Iterable[str]) -> list[Any]:
     return [*(pytest.param(name, thirds[name], id=name) for name in names if name in QUICK), *todays(slow, days=3)]
 
 
-def plan_on(config: Config, ranks: int) -> DryRun | None:
+def dry_on(config: Config, ranks: int) -> DryRun | None:
     """Return the plan; None where the ranks form no whole engines."""
     try:
         return dry_run(config, num_ranks=ranks)
@@ -74,12 +74,12 @@ def test_doctor_finds_on_a_machine_what_the_dry_run_says_of_its_cards(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Namespace(total=10**14, available=10**14))
     path = next(path for path in RECIPES if path.stem == name)
     for gigabytes, ranks in walked:
-        if (plan := plan_on(CONFIGS[name], ranks)) is None:
+        if (dry := dry_on(CONFIGS[name], ranks)) is None:
             continue
         have_cards(monkeypatch, ranks, int(gigabytes * 1e9))
         subject = RecipeUnderTest(path, num_ranks=ranks)
         off = [check for check in (update(subject), rollout(subject)) if check.outcome == "off"]
-        fit = fits(plan, Card.of(gigabytes))
+        fit = fits(dry, Card.of(gigabytes))
         assert fit.ok == (not off), (gigabytes, ranks, off, fit.faults)
         assert main(["train", str(path), "--dry-run", "--ranks", f"{ranks}", "--gpu-memory", f"{gigabytes}"]) == 0
         shown = capsys.readouterr().out
@@ -104,15 +104,15 @@ def init_for(config: Config, gigabytes: float, ranks: int) -> tuple[DryRun | Non
     facts = DataFacts(38_000, config.data.max_prompt_tokens, config.data.min_pixels, config.data.max_pixels)
     machine = Machine(ranks, gigabytes, nodes=max(1, ranks // 8))
 
-    def plan_of(tree: dict[str, Any]) -> DryRun:
+    def dry_of(tree: dict[str, Any]) -> DryRun:
         return dry_run(parse_config({"out": "runs/x", **tree}), num_ranks=ranks, on_gpu=True)
 
-    begun = [plan_of(_recipe(options, machine, facts, tokens).tree) for tokens in _RESPONSE_TOKENS]
+    begun = [dry_of(_recipe(options, machine, facts, tokens).tree) for tokens in _RESPONSE_TOKENS]
     try:
         recipe, _ = fitting_recipe(options, machine, facts, out="runs/x")
     except UserError as error:
         return None, str(error), begun
-    return plan_of(recipe.tree), "", begun
+    return dry_of(recipe.tree), "", begun
 
 
 def is_free(key: str) -> bool:
@@ -132,15 +132,15 @@ def test_init_and_the_dry_run_agree(
     rivals = [config for config in rivals if config.rollout.sampler != "server"]
     for gigabytes, ranks in walked:
         card = Card.of(gigabytes, neighbours=min(ranks, 8))
-        plan, refusal, begun = init_for(CONFIGS[name], gigabytes, ranks)
-        if plan is not None:
-            print_dry_run(plan, card=card)
+        dry, refusal, begun = init_for(CONFIGS[name], gigabytes, ranks)
+        if dry is not None:
+            print_dry_run(dry, card=card)
             shown = capsys.readouterr().out
-            assert what_fits(shown) and fits(plan, card).ok, (gigabytes, ranks, shown)
+            assert what_fits(shown) and fits(dry, card).ok, (gigabytes, ranks, shown)
             continue
-        reduced = [reduced_by(fits(plan, card), is_free)[1] for plan in begun]
+        reduced = [reduced_by(fits(dry, card), is_free)[1] for dry in begun]
         assert not any(fit.ok for fit in reduced), (gigabytes, ranks, refusal)
         assert any(fit.faults in refusal for fit in reduced), (gigabytes, ranks, refusal)
         for rival in rivals:
-            rival_plan = plan_on(rival, ranks)
-            assert rival_plan is None or not fits(rival_plan, card).ok, (gigabytes, ranks, refusal)
+            rival_dry = dry_on(rival, ranks)
+            assert rival_dry is None or not fits(rival_dry, card).ok, (gigabytes, ranks, refusal)

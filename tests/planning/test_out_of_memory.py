@@ -56,8 +56,8 @@ def test_where_the_plan_fits_each_setting_says_what_it_saves(failure: RuntimeErr
     eight_cards(80)
     config = load_config(RECIPE)
     said = memory_advice(config, failure)
-    plan = dry_run(config, num_ranks=8)
-    assert f"in all {plan.memory.update / 2**30:.1f}" in said
+    dry = dry_run(config, num_ranks=8)
+    assert f"in all {dry.memory.update / 2**30:.1f}" in said
     assert "1125899906842624" in said, "the bytes that were asked for"
     settings = settings_in(said)
     for key in ("train.zero_stage=3", "offload_optimizer", "model.lora", "gpu_memory_utilization"):
@@ -65,7 +65,7 @@ def test_where_the_plan_fits_each_setting_says_what_it_saves(failure: RuntimeErr
     for setting in settings:
         assert fits(dry_run(load_config(RECIPE, setting.split()), num_ranks=8), Card.of(80)).ok
     lora = dry_run(load_config(RECIPE, ["model.lora.rank=16"]), num_ranks=8)
-    saved = f"saves {(plan.memory.update - lora.memory.update) / 2**30:.1f} GiB in the update"
+    saved = f"saves {(dry.memory.update - lora.memory.update) / 2**30:.1f} GiB in the update"
     assert saved in next(line for line in said.splitlines() if "model.lora" in line)
     fixed = [line for line in said.splitlines() if "; in a new run" in line]
     assert all("model.lora" in line or "rollout.max_tokens" in line for line in fixed) and fixed

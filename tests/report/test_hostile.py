@@ -82,8 +82,8 @@ def test_a_study_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     tree = study_tree(starts={"a": attack("start")}, seeds=[0, 1])
     tree["base"]["data"]["train"] = [attack("train-set")]
     path, out = write_study(tmp_path / "study.yaml", tree), tmp_path / attack("study")
-    for planned in load_study(path).runs(out):
-        run = write_run(planned, lively, evals=lively_evals(planned))
+    for entry in load_study(path).runs(out):
+        run = write_run(entry, lively, evals=lively_evals(entry))
         (run.path / "eval" / "toy-test").rename(run.path / "eval" / attack("benchmark"))
         run.stamp_contaminated([attack("contaminated")])
     tree["base"]["eval"]["every"] = 0  # the set's own name is no longer looked for

@@ -202,13 +202,13 @@ def test_engines_are_whole_on_each_machine(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_plan_divides_the_engine_among_its_ranks() -> None:
     """Bytes a rank by hand: an engine of four ranks gets the prompts of four, and each rank two of eight heads."""
-    plan = dry_run(load_config(CONFIGS / "virl39k_luspo_32b.yaml"), num_ranks=8)
-    assert plan.memory.engine_weights == 2 * plan.num_parameters // 4
-    assert plan.kv_bytes_per_token == 2 * 2 * 128 * 64 * 2  # keys and values, heads, width, layers, bytes
-    assert side_by_side(plan.config, 8) == 256  # of the 64 prompts x 8 responses of an engine
-    assert plan.memory.kv_cache == 256 * 8192 * plan.kv_bytes_per_token
-    assert plan.memory.optimizer == 0  # in host memory
-    assert set(plan.by_ranks()) == {4, 8, 16, 32}
+    dry = dry_run(load_config(CONFIGS / "virl39k_luspo_32b.yaml"), num_ranks=8)
+    assert dry.memory.engine_weights == 2 * dry.num_parameters // 4
+    assert dry.kv_bytes_per_token == 2 * 2 * 128 * 64 * 2  # keys and values, heads, width, layers, bytes
+    assert side_by_side(dry.config, 8) == 256  # of the 64 prompts x 8 responses of an engine
+    assert dry.memory.kv_cache == 256 * 8192 * dry.kv_bytes_per_token
+    assert dry.memory.optimizer == 0  # in host memory
+    assert set(dry.by_ranks()) == {4, 8, 16, 32}
 
 
 def test_a_server_gets_as_many_cards(tiny_model: Path, tmp_path: Path) -> None:

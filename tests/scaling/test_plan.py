@@ -18,7 +18,7 @@ from vlm_rl.config import Config, load_config
 from vlm_rl.errors import UserError
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.scaling.divisions import Division, best_of, plans, server_cards
+from vlm_rl.scaling.divisions import Division, Workload, best_of, divide, plans, server_cards
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
 from vlm_rl.scaling.measured import measured_rates
 from vlm_rl.scaling.rates import CardSpeed, PhaseRates, assumed_rates
@@ -26,6 +26,7 @@ from vlm_rl.scaling.simulator import Pace
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
+SERVED_RECIPE = RECIPE.with_stem("virl39k_luspo_7b_servers")
 ROWS = Rows(budget=2048, hidden_size=128)
 
 
@@ -107,6 +108,21 @@ def test_servers_get_whole_engines_and_never_all(gpus: int, shared: int) -> None
     cards = server_cards(gpus, shared)
     assert len(cards) <= 7 and all(0 < count < gpus and count % shared == 0 for count in cards)
     assert gpus < 2 * shared or cards
+
+
+def test_an_engine_samples_as_many_responses_as_the_rule_has_room_for() -> None:
+    """7B in bfloat16, and 1 GiB beside it; 28 layers keep 2 x 4 heads of 128 for each of 2,000 tokens.
+
+    Beside the learner it takes .45 of 80 GB, a server .92.
+    """
+    config = load_config(SERVED_RECIPE, ["rollout.batch_size=4096"])
+    batch = BatchLengths([1000] * 16, [[1000] * 8] * 16)
+    work = Workload(*plans(config, [8]), [batch], ROWS, rates_of_any_run(config), card=80e9, skipped=0)
+    response = 2000 * 28 * 2 * 4 * 128 * 2
+    together, apart = ((share * 80e9 - 2 * 8_292_166_656 - 2**30) / response for share in (0.45, 0.92))
+    divisions = divide(work, 8, [0])
+    assert divisions[0].is_colocated and divisions[0].places == int(together) == 159
+    assert {each.places for each in divisions[1:]} == {int(apart)} == {487}
 
 
 def test_the_best_is_the_one_with_most_responses() -> None:

@@ -39,7 +39,7 @@ def test_a_rollout_by_hand() -> None:
     two of the longer one: 13 and 14. So 1 + 5 x 1 + .01 x (66 + 27) = 6.93 s."""
     fleet = fleet_of(Decoding(step=1.0, context=0.01, reading=0.1), engines=1, places=2)
     fleet.begin(0, BatchLengths([10], [[3, 5]]), 0.0)
-    assert fleet.wait(0) == pytest.approx(6.93)
+    assert fleet.wait(0, 0.0) == pytest.approx(6.93)
     assert fleet.busy(100.0) == pytest.approx(6.93)
 
 
@@ -47,14 +47,14 @@ def test_who_finds_no_place_waits() -> None:
     """Two places: 4 and 6 tokens begin; the third response of 3 follows the first and ends at step 7."""
     fleet = fleet_of(Decoding(1.0, 0.0, 0.0), engines=1, places=2)
     fleet.begin(0, BatchLengths([1, 1], [[4, 6], [3, 1]]), 0.0)
-    assert fleet.wait(0) == 7.0  # the fourth begins at 6, where the second ends
+    assert fleet.wait(0, 0.0) == 7.0  # the fourth begins at 6, where the second ends
 
 
 def test_servers_are_given_whole_groups() -> None:
     """Two servers with room for a group each: 5 and 2 steps; the third group goes to the second server, to step 6."""
     fleet = fleet_of(Decoding(1.0, 0.0, 0.0), engines=2, places=2, is_served=True, ahead=1)
     fleet.begin(0, BatchLengths([1] * 3, [[5, 1], [2, 2], [4, 4]]), 0.0)
-    assert fleet.wait(0) == 6.0
+    assert fleet.wait(0, 0.0) == 6.0
 
 
 def test_new_weights_in_flight() -> None:
@@ -63,8 +63,8 @@ def test_new_weights_in_flight() -> None:
     fleet = fleet_of(Decoding(1.0, 0.0, 0.1), engines=1, places=2)
     fleet.begin(0, BatchLengths([7], [[4, 5]]), 0.0)  # read in by .7 s
     fleet.pause(3.2, 1.0)
-    assert fleet.wait(0) == pytest.approx(0.7 + 3 + 1 + 1.3 + 2)
-    assert fleet.tokens() == {(0, 0): 6, (0, 1): 3}
+    assert fleet.wait(0, 0.0) == pytest.approx(0.7 + 3 + 1 + 1.3 + 2)
+    assert fleet.tokens == {(0, 0): 6, (0, 1): 3}
 
 
 @pytest.mark.parametrize("sides", [Sides(4, 4, 16, False), Sides(2, 2, 16, True), Sides(3, 1, 16, True)])
@@ -163,10 +163,9 @@ def test_every_token_is_drawn_once(batch, decoding, engines, places) -> None:
     fleet.begin(0, batch, 0.0)
     fleet.pause(5.0, 1.0)
     fleet.begin(1, batch, 7.0)
-    fleet.wait(1)
-    fleet.wait(0)
+    fleet.wait(0, fleet.wait(1, 7.0))
     tokens = sum(map(sum, batch.responses))
-    assert [sum(n for (b, _), n in fleet.tokens().items() if b == k) for k in (0, 1)] == [tokens, tokens]
+    assert [sum(n for (b, _), n in fleet.tokens.items() if b == k) for k in (0, 1)] == [tokens, tokens]
 
 
 @given(batch=batches.map(lambda drawn: drawn[0]), decoding=decodings, engines=numbers)

@@ -64,12 +64,12 @@ def load(folder: Path, **changes) -> Study:
 
 
 def test_every_rule_gets_the_same_seeds_and_starts(tmp_path):
-    planned = load(tmp_path, seeds=[7, 3, 5]).runs(Path("out"))
+    runs = load(tmp_path, seeds=[7, 3, 5]).runs(Path("out"))
     rules = ("grpo", "luspo+hadw", "grpo-token")  # the baseline first
-    assert [(one.rule, one.seed, one.start) for one in planned] == [
+    assert [(one.rule, one.seed, one.start) for one in runs] == [
         (rule, seed, start) for seed, start in ((7, "a"), (3, "b"), (5, "a")) for rule in rules
     ]
-    for one in planned:
+    for one in runs:
         assert one.config.seed == one.seed
         assert one.config.model.path == {"a": "models/warm-0", "b": "models/warm-1"}[one.start]
         assert one.out == Path(f"out/{one.rule}/seed-{one.seed}") and one.config.out == str(one.out)
@@ -328,15 +328,15 @@ def test_words_about_what_is_not_there():
 def test_numbers_of_a_run_by_hand(tmp_path):
     tree = study_tree(seeds=[0], rules={"grpo": {"reward.accuracy": 2.0}})
     study = load_study(write_study(tmp_path / "s.yaml", tree))
-    (planned,) = study.runs(tmp_path / "out")
+    (entry,) = study.runs(tmp_path / "out")
 
     def metrics(_, step):
         masses = {f"gradient_mass/positive/decile_{d}": d / 100 for d in range(1, 11)}
         part = {"rewards/accuracy/mean": step / 10, "completions/mean_length": float(step), "length/wrong_mean": 5.0}
         return {**masses, **part, "grad_norm": 30.0 if step in (9, 12) else 1.0, "loss": 0.1}  # 20 losses: too few
 
-    write_run(planned, metrics, evals={0: ([False], [9]), 20: ([True, False, True, True], [4, 6, 8, 2])})
-    comparison = collect(study, [planned])
+    write_run(entry, metrics, evals={0: ([False], [9]), 20: ([True, False, True, True], [4, 6, 8, 2])})
+    comparison = collect(study, [entry])
     (run,) = comparison.runs
     assert run.stability == {"drop/toy-test": 0, "norm_spikes": 2}  # of two evaluations no deviation
     assert run.finals == {  # 20 steps: the last two; an accuracy part of 2 per right answer
@@ -353,11 +353,11 @@ def test_numbers_of_a_run_by_hand(tmp_path):
 
 def test_unfinished_runs_are_missing_and_not_counted(tmp_path):
     study = load(tmp_path, seeds=[0, 1])
-    planned = study.runs(tmp_path / "out")
-    write_run(planned[0], lively, evals=lively_evals(planned[0]))
-    write_run(planned[1], lively, steps=13)
-    write_run(planned[2], lively, evals={10: ([True], [3])})
-    comparison = collect(study, planned)
+    runs = study.runs(tmp_path / "out")
+    write_run(runs[0], lively, evals=lively_evals(runs[0]))
+    write_run(runs[1], lively, steps=13)
+    write_run(runs[2], lively, evals={10: ([True], [3])})
+    comparison = collect(study, runs)
     assert [(run.rule, run.seed) for run in comparison.runs] == [("grpo", 0)]
     reasons = [one.reason for one in comparison.missing]
     assert reasons[0] == "at step 13 of 20" and "not evaluated on toy-test" in reasons[1]
@@ -385,8 +385,8 @@ def done(tmp_path_factory) -> Path:
     """The folder of a study whose runs are all there, but one, with its report."""
     folder = tmp_path_factory.mktemp("study")
     study = load(folder)
-    for planned in study.runs(folder / "out")[:-1]:
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(folder / "out")[:-1]:
+        write_run(entry, lively, evals=lively_evals(entry))
     assert main(["compare", str(folder / "study.yaml"), "--out", str(folder / "out"), "--report-only"]) == 0
     return folder / "out"
 
@@ -436,14 +436,14 @@ def test_every_metric_has_a_chart_with_a_line_per_rule(done, page, logged):
 
 def test_the_page_says_how_to_open_its_runs_in_the_demo(tmp_path):
     study, out = load(tmp_path, seeds=[0]), tmp_path / "the study's runs"
-    for planned in study.runs(out):
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(out):
+        write_run(entry, lively, evals=lively_evals(entry))
     assert main(["study", str(tmp_path / "study.yaml"), "--out", str(out), "--report-only"]) == 0
     said = html.unescape(re.findall(r"<code>(vlm-rl demo .*?)</code>", (out / "comparison.html").read_text())[0])
     program, name, *folders = shlex.split(said)
     assert (program, name) == ("vlm-rl", "demo")
     opened = [path for folder in folders for path in find_runs(Path(folder))]
-    assert sorted(opened) == sorted(planned.out for planned in study.runs(out))
+    assert sorted(opened) == sorted(entry.out for entry in study.runs(out))
 
 
 def test_rules_may_draw_different_numbers_of_responses(tmp_path, page):
@@ -451,8 +451,8 @@ def test_rules_may_draw_different_numbers_of_responses(tmp_path, page):
     tree = {"seeds": [0], "rules": {"grpo": {}, "wide": {"rollout.responses_per_prompt": 16}}}
     study = load(tmp_path, **tree)
     assert study.responses_per_prompt == {"grpo": 8, "wide": 16}
-    for planned in study.runs(tmp_path / "out"):
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(tmp_path / "out"):
+        write_run(entry, lively, evals=lively_evals(entry))
     assert main(["study", str(tmp_path / "study.yaml"), "--out", str(tmp_path / "out"), "--report-only"]) == 0
     assert "different numbers of responses (grpo 8, wide 16)" in Page(tmp_path / "out" / "comparison.html").text
 
@@ -528,8 +528,8 @@ def test_an_empty_study_and_one_seed_are_said_in_words(tmp_path):
     empty = Page(out / "comparison.html")
     assert "No run is finished yet" in empty.text and empty.charts == {}
     assert "<script>x</script>" in empty.text
-    for planned in load_study(path).runs(out):
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in load_study(path).runs(out):
+        write_run(entry, lively, evals=lively_evals(entry))
     assert command.run_study(path, out, report_only=True) == 0
     page = Page(out / "comparison.html")
     assert "One seed has no interval" in page.text and "needs 2 seeds" in page.text and "nan" not in page.text
@@ -541,8 +541,8 @@ def test_names_are_escaped_on_the_page(tmp_path):
     """Names are checked in the file; a benchmark's name and a start's folder come from elsewhere."""
     tree = study_tree(starts={"a": "<b>models</b>"}, seeds=[0])
     study = load_study(write_study(tmp_path / "s.yaml", tree))
-    for planned in study.runs(tmp_path / "out"):
-        run = write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(tmp_path / "out"):
+        run = write_run(entry, lively, evals=lively_evals(entry))
         run.stamp_contaminated(["<b>Bench</b>"])
     command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
     page = Page(tmp_path / "out" / "comparison.html")
@@ -553,8 +553,8 @@ def test_names_are_escaped_on_the_page(tmp_path):
 def test_many_rules_look_different_and_every_colour_has_two_themes(tmp_path):
     tree = study_tree(seeds=[0], rules={"grpo": {}} | {f"r{k}": {"train.lr": 1e-6 * (k + 1)} for k in range(11)})
     study = load_study(write_study(tmp_path / "s.yaml", tree))
-    for planned in study.runs(tmp_path / "out"):
-        write_run(planned, lively, evals=lively_evals(planned))
+    for entry in study.runs(tmp_path / "out"):
+        write_run(entry, lively, evals=lively_evals(entry))
     command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
     key = re.findall(r'<div class="key">(.*?)</div>', (tmp_path / "out" / "comparison.html").read_text())[0]
     looks = re.findall(r'class="([^"]*)" style="color:var\((--c\d)\)"', key)
@@ -568,8 +568,8 @@ def test_many_rules_look_different_and_every_colour_has_two_themes(tmp_path):
 
 def test_another_study_in_the_folder_is_refused(tmp_path):
     study = load(tmp_path)
-    planned = study.runs(tmp_path / "out")[0]
-    write_run(planned, lively, evals=lively_evals(planned))
+    entry = study.runs(tmp_path / "out")[0]
+    write_run(entry, lively, evals=lively_evals(entry))
     tree = study_tree()
     tree["base"]["train"]["lr"] = 3e-5
     with pytest.raises(UserError, match=r"grpo/seed-0 holds a run with a different train\.lr"):
@@ -577,8 +577,8 @@ def test_another_study_in_the_folder_is_refused(tmp_path):
     tree = study_tree()
     tree["base"]["train"]["steps"] = 30  # training for longer does not make it a different run
     assert command.run_study(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True) == 0
-    (planned.out / "checkpoints" / "step-000040").mkdir(parents=True)
-    (planned.out / "checkpoints" / "step-000040" / "MANIFEST.json").touch()
+    (entry.out / "checkpoints" / "step-000040").mkdir(parents=True)
+    (entry.out / "checkpoints" / "step-000040" / "MANIFEST.json").touch()
     with pytest.raises(UserError, match="trained 40 steps"):
         command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
 
@@ -607,9 +607,9 @@ def test_mistakes_are_found_before_anything_starts(tmp_path):
 
 
 def test_a_run_without_its_checkpoint_is_not_finished(tmp_path):
-    planned = load(tmp_path).runs(tmp_path / "out")[0]
-    write_run(planned, lively, evals=lively_evals(planned))
-    assert not command.is_finished(planned)
+    entry = load(tmp_path).runs(tmp_path / "out")[0]
+    write_run(entry, lively, evals=lively_evals(entry))
+    assert not command.is_finished(entry)
 
 
 def test_one_comparison_at_a_time(tmp_path):
@@ -648,20 +648,20 @@ def test_the_tail_of_a_log(tmp_path):
     assert command.log_tail(tmp_path / "log") == [f"line {k}" for k in range(15)]
 
 
-def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.RunProcess:
+def sleeper(entry, shell: str = "echo ready; sleep 60") -> command.RunProcess:
     """A process in the place of a run, begun and waiting."""
     arguments = ["sh", "-c", shell]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    return command.RunProcess(planned, process, time.monotonic())
+    return command.RunProcess(entry, process, time.monotonic())
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error):
-    planned = load(tmp_path).runs(tmp_path / "out")
+    runs = load(tmp_path).runs(tmp_path / "out")
     with command._exclusive(tmp_path / "out") as lock:
-        runner = command.StudyRunner(planned[1:], num_done=0, launch=Launch(), lock=lock)
-        runner.working = [sleeper(planned[0])]
+        runner = command.StudyRunner(runs[1:], num_done=0, launch=Launch(), lock=lock)
+        runner.working = [sleeper(runs[0])]
         job = runner.working[0]
         before = signal.getsignal(number)
 
@@ -674,15 +674,15 @@ def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error)
         with pytest.raises(error):
             runner.work()
     assert job.process.returncode == -signal.SIGTERM
-    assert len(runner.waiting) == len(planned) - 1 and runner.failed == []
+    assert len(runner.waiting) == len(runs) - 1 and runner.failed == []
     assert "grpo seed 0: stopped" in capsys.readouterr().out
     assert signal.getsignal(number) is before
 
 
 def test_the_second_signal_kills(tmp_path):
-    planned = load(tmp_path).runs(tmp_path / "out")
+    runs = load(tmp_path).runs(tmp_path / "out")
     runner = command.StudyRunner([], num_done=0, launch=Launch(), lock=-1)
-    runner.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
+    runner.working = [sleeper(runs[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
     process = runner.working[0].process
     runner.signals = [signal.SIGTERM]
     runner._pass_on_signals()
@@ -694,10 +694,10 @@ def test_the_second_signal_kills(tmp_path):
 
 
 def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
-    planned = load(tmp_path).runs(tmp_path / "out")[1]
+    entry = load(tmp_path).runs(tmp_path / "out")[1]
     with command._exclusive(tmp_path / "out") as lock:
-        runner = command.StudyRunner([planned], num_done=0, launch=Launch(), lock=lock)
-        runner._start(planned)
+        runner = command.StudyRunner([entry], num_done=0, launch=Launch(), lock=lock)
+        runner._start(entry)
     process = runner.working[0].process
     try:
         with pytest.raises(UserError, match="left behind"), command._exclusive(tmp_path / "out"):
@@ -705,26 +705,26 @@ def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
     finally:
         process.kill()
         process.wait()
-    assert process.args[1:] == ["-m", "vlm_rl", "train", str(planned.config_file)]
-    assert load_config(planned.config_file) == planned.config and planned.log.is_file()
+    assert process.args[1:] == ["-m", "vlm_rl", "train", str(entry.config_file)]
+    assert load_config(entry.config_file) == entry.config and entry.log.is_file()
 
 
 def test_each_machine_has_one_run_at_a_time(tmp_path):
     """Three runs on two machines, by a shell that writes down where it was: no machine is left out."""
-    planned = load(tmp_path).runs(tmp_path / "out")[:3]
+    runs = load(tmp_path).runs(tmp_path / "out")[:3]
     launch = Launch(jobs=2, template="sh -c 'echo on {machine}: {command}; sleep 0.3'", machines=("one", "two"))
     with command._exclusive(tmp_path / "out") as lock:
-        runner = command.StudyRunner(planned, num_done=0, launch=launch, lock=lock)
+        runner = command.StudyRunner(runs, num_done=0, launch=launch, lock=lock)
         runner.work()
     assert runner.failed == [] and runner.num_done == 3
-    said = [run.log.read_text() for run in planned]
-    assert all(f"-m vlm_rl train {run.config_file}" in text for run, text in zip(planned, said, strict=True))
+    said = [run.log.read_text() for run in runs]
+    assert all(f"-m vlm_rl train {run.config_file}" in text for run, text in zip(runs, said, strict=True))
     assert [text.split(":")[0] for text in said[:2]] == ["on one", "on two"]
 
 
 def test_a_launcher_that_is_not_there_is_named(tmp_path):
-    planned = load(tmp_path).runs(tmp_path / "out")[:1]
-    runner = command.StudyRunner(planned, num_done=0, launch=Launch(template="no-such-srun {command}"), lock=-1)
+    runs = load(tmp_path).runs(tmp_path / "out")[:1]
+    runner = command.StudyRunner(runs, num_done=0, launch=Launch(template="no-such-srun {command}"), lock=-1)
     with pytest.raises(UserError, match="no command no-such-srun"):
         runner.work()
 
@@ -799,8 +799,8 @@ def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):
     said, _ = process.communicate(timeout=300)
     assert process.returncode == EXIT_STOPPED, said
     assert "stopping" in said and processes_in(out) == []
-    broken, planned = load_study(path).runs(out)
-    assert not command.is_finished(planned)
+    broken, entry = load_study(path).runs(out)
+    assert not command.is_finished(entry)
 
     process = start(path, out)
     said, _ = process.communicate(timeout=500)
@@ -809,8 +809,8 @@ def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):
     assert "above the model's context" in said  # the end of its log
     assert "grpo seed 0: done" in said and "missing: huge seed 0" in said
     assert "1 run is missing" in Page(out / "comparison.html").text
-    assert command.is_finished(planned) and not command.is_finished(broken)
-    assert_sound(RunDirectory(planned.out))
+    assert command.is_finished(entry) and not command.is_finished(broken)
+    assert_sound(RunDirectory(entry.out))
 
     path, before = toy_study(toys, tmp_path / "rest.yaml", grpo={}), metrics.stat().st_mtime_ns
     assert command.run_study(path, out) == 0

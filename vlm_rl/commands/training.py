@@ -84,10 +84,10 @@ def _dry_run(config: Config | SftConfig, options: argparse.Namespace) -> None:
     from vlm_rl.planning.page import print_dry_run
     from vlm_rl.scaling.hours import hours_line
 
-    plan = dry_run(config, num_ranks=options.ranks, on_gpu=None if options.gpu_memory is None else True)
-    card = card_of(options.gpu_memory, plan)
-    hours = hours_line(plan, card.total / 1e9) if card is not None else ""
-    print_dry_run(plan, card=card, resumes=options.resume, hours=hours, shows_deepspeed=options.output == "verbose")
+    dry = dry_run(config, num_ranks=options.ranks, on_gpu=None if options.gpu_memory is None else True)
+    card = card_of(options.gpu_memory, dry)
+    hours = hours_line(dry, card.total / 1e9) if card is not None else ""
+    print_dry_run(dry, card=card, resumes=options.resume, hours=hours, shows_deepspeed=options.output == "verbose")
 
 
 def add_train(commands: Commands) -> None:

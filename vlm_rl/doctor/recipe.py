@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import psutil
-
 from vlm_rl.config import Config, load_config
 from vlm_rl.doctor.check import Check
 from vlm_rl.model_files.hub_models import short_name
@@ -31,14 +29,14 @@ class RecipeUnderTest:
         return load_config(self.path)
 
     @cached_property
-    def plan(self) -> DryRun:
+    def dry(self) -> DryRun:
         """Return the dry run on this machine's ranks."""
         return dry_run(self.config, num_ranks=self.num_ranks)
 
     @cached_property
     def fit(self) -> Fit:
         """Return how it fits into the memory that is free now."""
-        return fits(self.plan, Card.here(self.num_ranks))
+        return fits(self.dry, Card.here(self.num_ranks))
 
     @cached_property
     def advice(self) -> str:
@@ -51,9 +49,9 @@ class RecipeUnderTest:
 
 def recipe(subject: RecipeUnderTest) -> Check:
     """Compute the plan, which refuses what training would refuse."""
-    plan = subject.plan
-    model = f"{short_name(plan.config.model.path)}, {plan.num_parameters / 1e9:.2f} B parameters"
-    detail = f"{subject.path}: {model}, ZeRO {plan.config.train.zero_stage} on {plan.num_ranks} ranks"
+    dry = subject.dry
+    model = f"{short_name(dry.config.model.path)}, {dry.num_parameters / 1e9:.2f} B parameters"
+    detail = f"{subject.path}: {model}, ZeRO {dry.config.train.zero_stage} on {dry.num_ranks} ranks"
     return Check("recipe", "ok", detail)
 
 
@@ -65,7 +63,7 @@ def update(subject: RecipeUnderTest) -> Check:
 def rollout(subject: RecipeUnderTest) -> Check:
     """Compare what the learner keeps and what the engine takes with the free memory."""
     what = ", the engine's share included"
-    if subject.plan.memory.is_served:
+    if subject.dry.memory.is_served:
         what = ", the servers' memory apart"
     return _check("rollout", subject, ("rollout", "engine", "share"), what)
 
@@ -81,17 +79,15 @@ def _check(name: str, subject: RecipeUnderTest, parts: Sequence[MemoryPart], wha
 
 
 def host_memory(subject: RecipeUnderTest) -> Check:
-    """Compare what the ranks hold in host memory, while they load the model and later, with what is free."""
-    plan, memory, free = subject.plan, subject.plan.memory, psutil.virtual_memory().available
-    loading = plan.num_ranks * memory.loading
-    later = plan.num_ranks * memory.host + memory.checkpoint_copies
-    detail = f"{loading / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, "
-    detail += f"{later / _GIB:.1f} for what is kept, moved or copied there later, " if later else ""
-    detail += f"{free / _GIB:.1f} free"
-    if not subject.fit.missing("host"):
+    """Compare what a rank holds in host memory, while it loads the model and later, with its part of what is free."""
+    loading, later = (need for need in subject.fit.needs if need.part == "host")
+    detail = f"{gib(loading.needed)} a rank while it loads the model, "
+    detail += f"{later.needed / _GIB:.1f} for what is kept, moved or copied there later, " if later.needed else ""
+    detail += f"{loading.limit / _GIB:.1f} free for each rank here"
+    if loading.margin >= 0 and later.margin >= 0:
         return Check("host memory", "ok", detail)
-    advice = ["train.zero_stage=3"] if loading > free and plan.config.train.zero_stage < 3 else []
-    if later > free:
+    advice = ["train.zero_stage=3"] if loading.margin < 0 and subject.config.train.zero_stage < 3 else []
+    if later.margin < 0:
         advice += _less_on_the_host(subject.config)
     steps = ", ".join(["free some", *(f"set {setting}" for setting in advice)])
     return Check("host memory", "off", detail, f"{steps}, or take a machine with more memory")
@@ -113,7 +109,7 @@ def _less_on_the_host(config: Config) -> Iterator[str]:
 
 def checkpoints(subject: RecipeUnderTest) -> Check:
     """Compare the checkpoints that are kept, and the one that is being written, with the free disk, as a run does."""
-    room = subject.plan.disk_room
+    room = subject.dry.disk_room
     detail = "; ".join(room.lines()).removeprefix("checkpoints: ")
     if room.refusal() is None:  # milestones that will not fit are a warning, since they may be moved away
         return Check("checkpoints", "ok", detail)

@@ -1,7 +1,7 @@
 """What a run will need: parameters, memory per rank and tokens per step, before anything is loaded.
 
-    plan = dry_run(load_config("configs/virl39k_luspo_7b.yaml"), num_ranks=8)
-    print_dry_run(plan)
+    dry = dry_run(load_config("configs/virl39k_luspo_7b.yaml"), num_ranks=8)
+    print_dry_run(dry)
 
 The model is built on the meta device, which holds shapes and no numbers, from the local folder's config.json,
 or else from the copy of it that we ship for a few published models.
@@ -171,12 +171,12 @@ def dry_run(asked: Config | SftConfig, *, num_ranks: int | None = None, on_gpu: 
     )
 
 
-def with_checkpointing(plan: DryRun, way: Checkpointing) -> DryRun:
+def with_checkpointing(dry: DryRun, way: Checkpointing) -> DryRun:
     """Return the plan of the same run with this model.gradient_checkpointing."""
-    config = plan.config.model_copy(
-        update={"model": plan.config.model.model_copy(update={"gradient_checkpointing": way})}
+    config = dry.config.model_copy(
+        update={"model": dry.config.model.model_copy(update={"gradient_checkpointing": way})}
     )
-    return replace(plan, config=config).on(plan.num_ranks)
+    return replace(dry, config=config).on(dry.num_ranks)
 
 
 def _teacher_parameters(config: Config) -> int:

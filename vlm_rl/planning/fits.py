@@ -86,7 +86,7 @@ class Need:
 class Fit:
     """Whether a run fits on a card."""
 
-    plan: DryRun
+    dry: DryRun
     card: Card
     needs: tuple[Need, ...]
     responses: int  # at full length that the engine must have room for
@@ -124,33 +124,31 @@ class Fit:
     @property
     def shares(self) -> tuple[float, float] | None:
         """Return the least share of the card that the engine needs, and the best one; None if none would do."""
-        memory, card = self.plan.memory, self.card
-        if memory.is_served or not card.is_gpu or not self.plan.samples:
+        memory, card = self.dry.memory, self.card
+        if memory.is_served or not card.is_gpu or not self.dry.samples:
             return None
-        least, most = _shares(memory, card, room=_room(self.plan, self.responses))
+        least, most = _shares(memory, card, room=_room(self.dry, self.responses))
         least = math.ceil(1e4 * least) / 1e4
         best = max(math.floor(100 * min(LARGEST_ENGINE_SHARE, most)) / 100, least)
         return (least, best) if best <= most else None
 
 
-def fits(plan: DryRun, card: Card, *, responses: int = 1) -> Fit:
+def fits(dry: DryRun, card: Card, *, responses: int = 1) -> Fit:
     """Compare what each phase of a run needs with what a card has.
 
     With model.gradient_checkpointing auto, the plan of the result is the one with the least recomputation that fits,
     or the one with the most.
 
     Args:
-        plan: of the run.
+        dry: of the run.
         card: of each of its ranks.
         responses: at full length, that the rollout engine must have room for side by side.
     """
-    if plan.config.model.gradient_checkpointing == "auto":
-        each = [fits(with_checkpointing(plan, way), card, responses=responses) for way in (False, "mlp", True)]
+    if dry.config.model.gradient_checkpointing == "auto":
+        each = [fits(with_checkpointing(dry, way), card, responses=responses) for way in (False, "mlp", True)]
         return next((fit for fit in each if fit.ok), each[-1])
-    found = needs(
-        plan.memory, card, share=engine_share(plan.config), room=_room(plan, responses), samples=plan.samples
-    )
-    return Fit(plan, card, (*found, *_host_needs(plan, card)), responses)
+    found = needs(dry.memory, card, share=engine_share(dry.config), room=_room(dry, responses), samples=dry.samples)
+    return Fit(dry, card, (*found, *_host_needs(dry, card)), responses)
 
 
 def needs(memory: Memory, card: Card, *, share: float, room: float, samples: bool) -> Iterator[Need]:
@@ -175,7 +173,7 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
         rollout = memory.rollout + (0 if memory.is_served else memory.kv_cache)
         yield Need("rollout", rollout, limit, f"the rollouts need {gib(rollout)}")
         return
-    engine, taken = memory.engine_weights + ENGINE_OVERHEAD + room, share * card.total
+    engine, taken = _beside_cache(memory) + room, share * card.total
     together = memory.kept + engine
     yield Need("rollout", together, limit, f"the rollouts need {gib(together)} with the engine and one response")
     if together <= limit:
@@ -190,29 +188,45 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
 
 def _shares(memory: Memory, card: Card, *, room: float) -> tuple[float, float]:
     """Return the least and the largest share of a card that the engine may take."""
-    engine = memory.engine_weights + ENGINE_OVERHEAD + room
+    engine = _beside_cache(memory) + room
     return engine / card.total, (ROLLOUT_SHARE * card.free - memory.kept) / card.total
 
 
-def _room(plan: DryRun, responses: int) -> float:
+def _beside_cache(memory: Memory) -> int:
+    """Return the bytes of an engine without keys and values."""
+    return memory.engine_weights + ENGINE_OVERHEAD
+
+
+def _room(dry: DryRun, responses: int) -> float:
     """Return the bytes of keys and values of so many responses at full length after the longest prompt."""
-    return responses * plan.config.context_tokens * plan.kv_bytes_per_token
+    return responses * dry.config.context_tokens * dry.kv_bytes_per_token
 
 
-def _host_needs(plan: DryRun, card: Card) -> Iterator[Need]:
+def responses_at_once(dry: DryRun, taken: float, *, tokens: float) -> float:
+    """Return how many responses an engine has room for; below 1, it does not start.
+
+    Args:
+        dry: of the run.
+        taken: bytes of each of its cards that the engine takes.
+        tokens: of a response and its prompt.
+    """
+    return (taken - _beside_cache(dry.memory)) / (tokens * max(1, dry.kv_bytes_per_token))
+
+
+def _host_needs(dry: DryRun, card: Card) -> Iterator[Need]:
+    """Yield what a rank needs of host memory while it loads the model, and later, if what it has is known."""
     if card.host is None:
         return
-    memory, ranks = plan.memory, plan.num_ranks
-    later = memory.host + memory.checkpoint_copies / ranks
-    fault = f"a rank needs {gib(max(memory.loading, later))} of host memory"
-    yield Need("host", max(memory.loading, later), card.host, fault)
+    later = dry.memory.host + dry.memory.checkpoint_copies / dry.num_ranks
+    for needed, when in ((dry.memory.loading, "while it loads the model"), (later, "later")):
+        yield Need("host", needed, card.host, f"a rank needs {gib(needed)} of host memory {when}")
 
 
-def server_need(plan: DryRun, card: Card) -> Need:
+def server_need(dry: DryRun, card: Card) -> Need:
     """Return the memory of a rollout server that has a card like this to itself."""
-    needed = plan.memory.engine_weights + ENGINE_OVERHEAD + _room(plan, 1)
+    needed = _beside_cache(dry.memory) + _room(dry, 1)
     fault = f"a server needs {gib(needed)} a card for its weights and one response"
-    return Need("server", needed, server_share(plan.config) * card.total, fault)
+    return Need("server", needed, server_share(dry.config) * card.total, fault)
 
 
 def engine_share(config: Config) -> float:
@@ -225,7 +239,7 @@ def server_share(config: Config) -> float:
     return config.rollout.vllm.get("gpu_memory_utilization", SERVER_SHARE)
 
 
-def card_of(gigabytes: float | None, plan: DryRun) -> Card | None:
+def card_of(gigabytes: float | None, dry: DryRun) -> Card | None:
     """Return the card that a user named in GB, or else the one that this machine has for a plan, emptied.
 
     None for a plan for GPUs on a machine without one. Raises UserError for no memory at all.
@@ -234,8 +248,8 @@ def card_of(gigabytes: float | None, plan: DryRun) -> Card | None:
         if gigabytes <= 0:
             raise UserError(f"--gpu-memory {gigabytes:g}: give the GB of a card, for example 80")
         return Card.of(gigabytes)
-    card = Card.here(plan.num_ranks, emptied=True)
-    return card if card.is_gpu == plan.is_on_gpu else None
+    card = Card.here(dry.num_ranks, emptied=True)
+    return card if card.is_gpu == dry.is_on_gpu else None
 
 
 def gib(size: float) -> str:

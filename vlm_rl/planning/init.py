@@ -28,7 +28,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.model_files.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.model_files.model_folder import context_of, is_shipped, open_config
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card, Fit, fits
+from vlm_rl.planning.fits import Card, Fit, fits, responses_at_once
 from vlm_rl.planning.remedies import SHARE, Remedy, reduced_by
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.run_files import write_atomically
@@ -101,12 +101,12 @@ def init(options: argparse.Namespace) -> None:
     machine = _machine(options.gpus, options.gpu_memory, options.nodes)
     facts = _facts(options)
     recipe, fit = fitting_recipe(options, machine, facts, out=f"runs/{file.stem}")
-    text = _text(options, machine, recipe, fit.plan, file)
+    text = _text(options, machine, recipe, fit.dry, file)
     write_atomically(file, lambda place: place.write_text(text, encoding="utf-8"))
     start, ranks = _commands(machine, file)
     print(f"{file}: {short_name(options.model)} on {facts.rows} problems, for {machine}")
     if machine.gpus:
-        memory, ranks_here = fit.plan.memory, machine.gpus // machine.nodes
+        memory, ranks_here = fit.dry.memory, machine.gpus // machine.nodes
         host = f", and {memory.host * ranks_here / 1e9:.0f} GB of host memory on a machine" if memory.host else ""
         need = max(memory.update, memory.rollout)
         print(f"planned at {need / 1e9:.0f} of {machine.gigabytes:.0f} GB of a card{host}; see it, then start:")
@@ -241,7 +241,7 @@ def fitting_recipe(
     for responses in (RESPONSES, 1):
         for tokens in _response_lengths(options.folder, machine, facts):
             recipe = _recipe(options, machine, facts, tokens)
-            fit = fits(_plan(recipe, options.folder, machine, out=out), card, responses=responses)
+            fit = fits(_dry_of(recipe, options.folder, machine, out=out), card, responses=responses)
             chosen, fit = reduced_by(fit, lambda key: not key.startswith(_FIXED))
             if fit.ok:
                 return _with(recipe, chosen, fit), fit
@@ -263,7 +263,7 @@ def fitting_recipe(
     )
 
 
-def _plan(recipe: Recipe, folder: str, machine: Machine, *, out: str) -> DryRun:
+def _dry_of(recipe: Recipe, folder: str, machine: Machine, *, out: str) -> DryRun:
     """Return the dry run of a recipe, whose model is in this folder."""
     tree = recipe.tree | {"out": out, "model": recipe.tree["model"] | {"path": folder}}
     return dry_run(parse_config(tree, "the recipe"), num_ranks=max(machine.gpus, 1), on_gpu=machine.gpus > 0)
@@ -276,10 +276,10 @@ def _with(recipe: Recipe, chosen: Sequence[Remedy], fit: Fit) -> Recipe:
         for key, value in remedy.values.items():
             recipe.put(key, value, remedy.effect if key == last else "")
     if fit.shares is not None:
-        least, best = fit.shares
+        _, best = fit.shares
         recipe.put(SHARE, best, "the engine's share of a card")
-        response = max(1, fit.plan.kv_bytes_per_token) * fit.plan.config.context_tokens
-        usual = _USUAL * (fit.responses + (best - least) * fit.card.total / response)
+        longest = fit.dry.config.context_tokens
+        usual = _USUAL * responses_at_once(fit.dry, best * fit.card.total, tokens=longest)
         recipe.put("rollout.batch_size", min(_LARGEST_BATCH, 2 ** int(math.log2(usual))))
     return recipe
 
@@ -366,17 +366,17 @@ def _recipe(options: argparse.Namespace, machine: Machine, facts: DataFacts, res
     )
 
 
-def _text(options: argparse.Namespace, machine: Machine, recipe: Recipe, plan: DryRun, file: Path) -> str:
+def _text(options: argparse.Namespace, machine: Machine, recipe: Recipe, dry: DryRun, file: Path) -> str:
     """Return the recipe's text."""
     start, ranks = _commands(machine, file)
     name = short_name(options.model)
     lines = [f"{name} on {', '.join(map(str, options.data))}, for {machine}."]
     if machine.gpus:
-        update, engine = plan.memory.update / 1e9, plan.memory.engine_weights / 1e9
+        update, engine = dry.memory.update / 1e9, dry.memory.engine_weights / 1e9
         lines += [
             f"Planned GB of a card: {update:.1f} in the update, {engine:.1f} for the engine's weights in rollouts."
         ]
-        if host := plan.memory.host * machine.gpus // machine.nodes:
+        if host := dry.memory.host * machine.gpus // machine.nodes:
             lines += [f"Planned GB of host memory on a machine: {host / 1e9:.0f}."]
     organization = next((org for start, org in _ORGANIZATIONS.items() if name.startswith(start)), None)
     if organization and not (Path(options.model).is_dir() or is_hub_name(options.model)):

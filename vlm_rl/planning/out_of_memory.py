@@ -40,9 +40,9 @@ def eval_memory_advice(error: BaseException) -> str:
 
 def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
     """Say what failed, what the plan had foreseen for each part, the settings that make it smaller, and a command."""
-    plan = dry_run(config, on_gpu=has_gpu())
-    fit = fits(plan, Card.here(plan.num_ranks, emptied=True))
-    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
+    dry = dry_run(config, on_gpu=has_gpu())
+    fit = fits(dry, Card.here(dry.num_ranks, emptied=True))
+    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in dry.memory.parts().items())
     found = None if fit.ok else fitting_remedies(fit)
     if found is None:
         lines = [_line(remedy, saved) for remedy, saved in _smaller(fit)]
@@ -53,10 +53,10 @@ def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
     return "\n".join(
         [
             f"out of memory: {_first_sentence(error)}",
-            f"planned for the update on each of {plan.num_ranks} ranks, GiB: {planned}; in all "
-            f"{plan.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
+            f"planned for the update on each of {dry.num_ranks} ranks, GiB: {planned}; in all "
+            f"{dry.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
             *lines,
-            *_more_ranks(plan),
+            *_more_ranks(dry),
             *_command(config, fit, error.row_tokens if isinstance(error, OutOfMemoryError) else None),
         ]
     )
@@ -87,7 +87,7 @@ def _command(config: Config | SftConfig, fit: Fit, row_tokens: int | None) -> It
 def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:
     """For each set of keys, yield the remedy that saves most, and what it saves in each phase."""
     if fit.shares is not None and (least := math.ceil(100 * fit.shares[0]) / 100) < (
-        share := engine_share(fit.plan.config)
+        share := engine_share(fit.dry.config)
     ):
         saved = (share - least) * fit.card.total
         yield Remedy({SHARE: least}, "the engine's least share"), f": saves {gib(saved)} in rollouts"
@@ -96,16 +96,16 @@ def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:
         changed = with_remedies(fit, [remedy])
         if changed is None or (fit.ok and not changed.ok):
             continue
-        before, after = fit.plan.memory, changed.plan.memory
+        before, after = fit.dry.memory, changed.dry.memory
         saved = {"the update": before.update - after.update, "rollouts": before.rollout - after.rollout}
         if words := " and ".join(f"{gib(size)} in {phase}" for phase, size in saved.items() if size > 0):
             yield remedy, f": saves {words}"
 
 
-def _more_ranks(plan: DryRun) -> Iterator[str]:
+def _more_ranks(dry: DryRun) -> Iterator[str]:
     """Yield a line about the ranks that take less."""
-    more = {ranks: other.memory.update for ranks, other in plan.by_ranks().items() if ranks > plan.num_ranks}
-    if less := [f"{ranks}: {size / 2**30:.1f}" for ranks, size in more.items() if size < plan.memory.update]:
+    more = {ranks: other.memory.update for ranks, other in dry.by_ranks().items() if ranks > dry.num_ranks}
+    if less := [f"{ranks}: {size / 2**30:.1f}" for ranks, size in more.items() if size < dry.memory.update]:
         yield f"More ranks take less, also in a resumed run; the update by ranks, GiB: {', '.join(less)}"
 
 

@@ -52,8 +52,8 @@ def fitting_remedies(fit: Fit, may_change: MayChange = any_key) -> list[Remedy] 
 
 def fitting_ranks(fit: Fit) -> int | None:
     """Return the fewest ranks, more than now, on which a run fits with its settings; None if none were found."""
-    more = (plan for ranks, plan in fit.plan.by_ranks().items() if ranks > fit.plan.num_ranks)
-    return next((plan.num_ranks for plan in more if fits(plan, fit.card, responses=fit.responses).ok), None)
+    more = (dry for ranks, dry in fit.dry.by_ranks().items() if ranks > fit.dry.num_ranks)
+    return next((dry.num_ranks for dry in more if fits(dry, fit.card, responses=fit.responses).ok), None)
 
 
 def reduced_by(fit: Fit, may_change: MayChange = any_key) -> tuple[list[Remedy], Fit]:
@@ -88,12 +88,12 @@ def _helps(changed: Fit, current: Fit, part: MemoryPart) -> bool:
 def with_remedies(fit: Fit, chosen: Sequence[Remedy]) -> Fit | None:
     """Return how a run fits with these remedies; None if its settings and theirs do not go together."""
     values = {key: value for remedy in chosen for key, value in remedy.values.items()}
-    plan = fit.plan
+    dry = fit.dry
     try:
-        plan = dry_run(with_values(plan.asked, values), num_ranks=plan.num_ranks, on_gpu=plan.is_on_gpu)
+        dry = dry_run(with_values(dry.asked, values), num_ranks=dry.num_ranks, on_gpu=dry.is_on_gpu)
     except UserError:
         return None
-    return fits(plan, fit.card, responses=fit.responses)
+    return fits(dry, fit.card, responses=fit.responses)
 
 
 def remedies(fit: Fit, may_change: MayChange = any_key) -> Iterator[Remedy]:
@@ -104,7 +104,7 @@ def remedies(fit: Fit, may_change: MayChange = any_key) -> Iterator[Remedy]:
 
 
 def _remedies(fit: Fit) -> Iterator[Remedy]:
-    plan, config = fit.plan, fit.plan.config
+    dry, config = fit.dry, fit.dry.config
     train, model, rollout = config.train, config.model, config.rollout
     if fit.shares is not None:
         yield Remedy({SHARE: fit.shares[1]}, "the engine's share of a card")
@@ -116,24 +116,24 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
         yield Remedy({"model.gradient_checkpointing": True}, "activations are computed again")
     for stage in range(train.zero_stage + 1, 4):
         yield Remedy({"train.zero_stage": stage}, "more is divided among the ranks")
-    if plan.samples:
+    if dry.samples:
         yield Remedy({"rollout.offload_optimizer": True}, "moments in host memory while responses are sampled")
-    if plan.teacher and not config.algorithm.distillation.offload:
+    if dry.teacher and not config.algorithm.distillation.offload:
         yield Remedy({"algorithm.distillation.offload": True}, "the teacher in host memory while it does not score")
     if train.offload_device("offload_optimizer") == "none":
         yield Remedy({f"{_ZERO}.offload_optimizer.device": "cpu"}, "its moments in host memory")
     if model.gradient_checkpointing is True and not model.offload_activations:
         yield Remedy({"model.offload_activations": True}, "the layers' inputs in host memory")
     for size in (2, 4, 8):
-        if train.sequence_parallel < size and plan.num_ranks % size == 0:
+        if train.sequence_parallel < size and dry.num_ranks % size == 0:
             yield Remedy({"train.sequence_parallel": size}, f"a row's tokens on {size} ranks")
     if model.lora is not None and train.offload_device("offload_param") == "none":
         keys = {"offload_param.device": "cpu", "offload_param.pin_memory": True}
         keys |= {"stage3_max_live_parameters": 600_000_000}
         values = {"train.zero_stage": 3} | {f"{_ZERO}.{key}": value for key, value in keys.items()}
         yield Remedy(values, "the learner's weights in host memory, brought layer by layer")
-    if plan.samples and rollout.sampler in ("auto", "vllm"):
-        cards = math.gcd(plan.num_ranks, fit.card.neighbours)
+    if dry.samples and rollout.sampler in ("auto", "vllm"):
+        cards = math.gcd(dry.num_ranks, fit.card.neighbours)
         for size in (2, 4, 8):
             if rollout.tensor_parallel < size and cards % size == 0:
                 values = {"rollout.sampler": "vllm", "rollout.tensor_parallel": size}
@@ -142,6 +142,6 @@ def _remedies(fit: Fit) -> Iterator[Remedy]:
         yield Remedy({"model.lora.rank": 16}, "no gradients and moments of the model itself")
     tokens = rollout.max_tokens // 2
     if tokens >= _SHORTEST:
-        key = "rollout.max_tokens" if plan.samples else "data.max_response_tokens"
+        key = "rollout.max_tokens" if dry.samples else "data.max_response_tokens"
         shorter = min(row, config.data.max_prompt_tokens + tokens)
         yield Remedy({key: tokens, "train.micro_batch_tokens": shorter}, "shorter responses, in shorter rows")

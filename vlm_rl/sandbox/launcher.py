@@ -48,9 +48,9 @@ class RefusedError(Exception):
 
 
 def main() -> None:
-    plan = json.loads(sys.argv[1])
+    setup = json.loads(sys.argv[1])
     try:
-        proc = enter(plan["files"])
+        proc = enter(setup["files"])
     except (RefusedError, OSError) as error:
         reply({"refused": str(error)})
         return
@@ -61,7 +61,7 @@ def main() -> None:
         stdin = read_exactly(request["stdin"])
         keeper = os.fork()
         if keeper == 0:
-            run_as_child(lambda request=request, files=files, stdin=stdin: keep(plan, request, files, stdin, proc))
+            run_as_child(lambda request=request, files=files, stdin=stdin: keep(setup, request, files, stdin, proc))
         _, status = os.waitpid(keeper, 0)
         if status:
             reply({"failed": f"the keeper of a program ended with {os.waitstatus_to_exitcode(status)}"})
@@ -175,11 +175,11 @@ def bind(source: int, place: str) -> None:
 # -- one program -----------------------------------------------------------------------------------
 
 
-def keep(plan: dict[str, Any], request: dict[str, Any], files: dict[str, bytes], stdin: bytes, proc: int) -> None:
+def keep(setup: dict[str, Any], request: dict[str, Any], files: dict[str, bytes], stdin: bytes, proc: int) -> None:
     """Run one program in fresh namespaces and reply how it ended and what it wrote.
 
     Args:
-        plan: of the launcher.
+        setup: of the launcher.
         request: has the limits of the program.
         files: name -> content, in the folder that it starts in.
         stdin: what it reads.
@@ -203,7 +203,7 @@ def keep(plan: dict[str, Any], request: dict[str, Any], files: dict[str, bytes],
     pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "status", "go")}
     init = os.fork()
     if init == 0:
-        run_as_child(lambda: be_init(plan, limits, pipes))
+        run_as_child(lambda: be_init(setup, limits, pipes))
     for mine, name in ((1, "stdin"), (0, "stdout"), (0, "stderr"), (0, "status"), (1, "go")):
         os.close(pipes[name][1 - mine])
     start = time.monotonic()
@@ -278,7 +278,7 @@ def kill(init: int) -> bool:
     return True
 
 
-def be_init(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> None:
+def be_init(setup: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> None:
     """Start the program, wait for it, and report how it ended. Process 1: no signal of the program reaches it."""
     _LIBC.prctl(_PR_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
@@ -290,7 +290,7 @@ def be_init(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple
     program = os.fork()
     if program == 0:
         try:
-            become_program(plan, limits, pipes)
+            become_program(setup, limits, pipes)
         except BaseException as error:
             os.write(status, json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         os._exit(127)
@@ -305,7 +305,7 @@ def be_init(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple
     os.write(status, json.dumps(report).encode())
 
 
-def become_program(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> NoReturn:
+def become_program(setup: dict[str, Any], limits: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> NoReturn:
     """Give up every right and turn into the program. What fails here is written into the pipe `status`."""
     os.setsid()
     status = pipes["status"][1]
@@ -337,10 +337,10 @@ def become_program(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str
         hard = resource.getrlimit(kind)[1]
         allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (allowed, allowed))
-    install_filter(bytes.fromhex(plan["filter"]))
-    environment = {"PATH": "/python/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": plan["libraries"]}
-    environment |= {"PYTHONPATH": plan["packages"], "OPENBLAS_NUM_THREADS": "1"}
-    os.execve(plan["python"], [plan["python"], "-P", "-s", "-B", "-X", "utf8", "/tmp/main.py"], environment)
+    install_filter(bytes.fromhex(setup["filter"]))
+    environment = {"PATH": "/python/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": setup["libraries"]}
+    environment |= {"PYTHONPATH": setup["packages"], "OPENBLAS_NUM_THREADS": "1"}
+    os.execve(setup["python"], [setup["python"], "-P", "-s", "-B", "-X", "utf8", "/tmp/main.py"], environment)
 
 
 # -- system calls ----------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class _Launcher:
         """Start it. Raises UserError if the kernel refuses a wall."""
         program = Path(__file__).with_name("launcher.py")
         filter_of_calls = system_calls.filter_program().hex()
-        plan = {
+        setup = {
             "files": interpreter_files(),
             "python": PYTHON,
             "libraries": LIBRARIES,
@@ -152,7 +152,7 @@ class _Launcher:
         }
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         self._process = subprocess.Popen(
-            [os.path.realpath(sys.executable), "-I", "-S", "-B", str(program), json.dumps(plan)],
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", str(program), json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -117,7 +117,7 @@ def _mean(batches: Sequence[BatchLengths]) -> float:
     return float(np.mean([length for batch in batches for group in batch.responses for length in group]))
 
 
-def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple[list[BatchLengths], Line]:
+def _batches(options: argparse.Namespace, config: Config, dry: DryRun) -> tuple[list[BatchLengths], Line]:
     """Return a batch for each step, the same for every division, and what they are."""
     rollout, rng = config.rollout, np.random.default_rng(options.seed)
     mean = MEAN * rollout.max_tokens / LONGEST
@@ -125,7 +125,7 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
     if isinstance(run, float):
         mean, run = run, None
     count = options.steps + 2 + 2 * max(options.ahead)
-    make = partial(_made_up_batch, config=config, plan=plan)
+    make = partial(_made_up_batch, config=config, dry=dry)
     batches = [make(rng, rollout.prompts_per_step, mean=mean) for _ in range(count)]
     source = "made up: log-normal, not measured"
     if run is not None:
@@ -142,7 +142,7 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
 
 
 def _made_up_batch(
-    rng: np.random.Generator, prompts: int, *, config: Config, plan: DryRun, mean: float
+    rng: np.random.Generator, prompts: int, *, config: Config, dry: DryRun, mean: float
 ) -> BatchLengths:
     return made_up(
         rng,
@@ -151,42 +151,42 @@ def _made_up_batch(
         mean=mean,
         longest=config.rollout.max_tokens,
         longest_prompt=config.data.max_prompt_tokens,
-        has_image="tower" in plan.sizes.by_part,
+        has_image="tower" in dry.sizes.by_part,
     )
 
 
 # -- rates -----------------------------------------------------------------------------------------
 
 
-def rows_of(plan: DryRun) -> Rows:
+def rows_of(dry: DryRun) -> Rows:
     """Return how a learner fills its rows."""
-    return Rows(plan.config.train.micro_batch_tokens, plan.sizes.config.get_text_config().hidden_size, plan.is_padded)
+    return Rows(dry.config.train.micro_batch_tokens, dry.sizes.config.get_text_config().hidden_size, dry.is_padded)
 
 
-def rates_of(plan: DryRun, card: CardSpeed) -> PhaseRates:
+def rates_of(dry: DryRun, card: CardSpeed) -> PhaseRates:
     """Return the assumed rates of a configuration."""
-    config = plan.config
-    passes = (plan.updates_per_step > 1) + (config.algorithm.kl_coef > 0) + plan.teacher / plan.num_parameters
+    config = dry.config
+    passes = (dry.updates_per_step > 1) + (config.algorithm.kl_coef > 0) + dry.teacher / dry.num_parameters
     return assumed_rates(
         card,
-        parameters=plan.sizes.by_part["language_model"],
-        all_parameters=plan.num_parameters,
-        kv_bytes=plan.kv_bytes_per_token * config.rollout.tensor_parallel,
-        itemsize=plan.dtype.itemsize,
+        parameters=dry.sizes.by_part["language_model"],
+        all_parameters=dry.num_parameters,
+        kv_bytes=dry.kv_bytes_per_token * config.rollout.tensor_parallel,
+        itemsize=dry.dtype.itemsize,
         is_checkpointed=config.model.gradient_checkpointing is not False,
         zero_stage=config.train.zero_stage,
-        updates=plan.updates_per_step,
+        updates=dry.updates_per_step,
         passes=passes,
     )
 
 
 def _rates(
-    options: argparse.Namespace, config: Config, plan: DryRun
+    options: argparse.Namespace, config: Config, dry: DryRun
 ) -> tuple[PhaseRates, list[Line], MeasuredRun | None]:
     """Return the rates and each of their sources in words."""
     given = {"bandwidth": options.bandwidth, "operations": options.operations}
     card = CardSpeed(**{name: value * 1e12 for name, value in given.items() if value is not None})
-    rates = rates_of(plan, card)
+    rates = rates_of(dry, card)
     lines = [*described(card).items()]
     measured = None
     if options.run is not None:
@@ -220,12 +220,12 @@ def _rates(
 def measure(run: RunDirectory, card: CardSpeed, *, ranks: int) -> MeasuredRun:
     """Return the measurements of a run on so many learner's ranks."""
     config = run.config()
-    plan = dry_run(config, num_ranks=ranks)
+    dry = dry_run(config, num_ranks=ranks)
 
     def prompts_of(count: int) -> list[int]:
-        return list(_made_up_batch(np.random.default_rng(0), count, config=config, plan=plan, mean=1.0).prompts)
+        return list(_made_up_batch(np.random.default_rng(0), count, config=config, dry=dry, mean=1.0).prompts)
 
-    return measured_rates(run, rates_of(plan, card), rows_of(plan), ranks=ranks, prompts_of=prompts_of)
+    return measured_rates(run, rates_of(dry, card), rows_of(dry), ranks=ranks, prompts_of=prompts_of)
 
 
 def _measured_line(options: argparse.Namespace, measured: MeasuredRun) -> Line:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card, Need, engine_share, fits, server_need, server_share
+from vlm_rl.planning.fits import Card, Need, engine_share, fits, responses_at_once, server_need, server_share
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.simulator import Pace, Sides, simulate
@@ -202,15 +202,15 @@ def _fitting(work: Workload, gpus: int, aheads: Sequence[int]) -> Iterator[Divis
     if gpus % shared:
         yield Division(gpus, gpus, 0, 0, (f"rollout.tensor_parallel {shared} does not divide {gpus}",))
     else:
-        plan = work.colocated.on(gpus)
-        places = _places(work, plan, engine_share(plan.config))
-        yield Division(gpus, gpus, 0, 0, _faults(fits(plan, card).over), places)
+        dry = work.colocated.on(gpus)
+        places = _places(work, dry, engine_share(dry.config))
+        yield Division(gpus, gpus, 0, 0, _faults(fits(dry, card).over), places)
     for servers in server_cards(gpus, shared):
         ranks = gpus - servers
-        plan = work.served.on(ranks)
-        server = server_need(plan, card)
-        faults = _faults([*fits(plan, card).over, *([server] if server.margin < 0 else [])])
-        places = _places(work, plan, server_share(plan.config))
+        dry = work.served.on(ranks)
+        server = server_need(dry, card)
+        faults = _faults([*fits(dry, card).over, *([server] if server.margin < 0 else [])])
+        places = _places(work, dry, server_share(dry.config))
         for ahead in sorted(set(aheads)) if not faults else [0]:
             yield Division(gpus, ranks, servers, ahead, faults, places)
 
@@ -219,8 +219,7 @@ def _faults(over: Sequence[Need]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(need.fault for need in over))
 
 
-def _places(work: Workload, plan: DryRun, share: float) -> int:
+def _places(work: Workload, dry: DryRun, share: float) -> int:
     """Return how many responses an engine samples at once: rollout.batch_size, or fewer if its cache fits fewer."""
-    room = share * work.card - plan.memory.engine_weights
-    fitting = int(room / max(plan.kv_bytes_per_token, 1) / work.context)
-    return max(1, min(plan.config.rollout.batch_size, fitting))
+    fitting = int(responses_at_once(dry, share * work.card, tokens=work.context))
+    return max(1, min(dry.config.rollout.batch_size, fitting))

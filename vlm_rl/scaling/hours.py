@@ -15,23 +15,23 @@ _SIMULATED = 4  # steps
 _OPTIONS = ("run", "run_gpus", "lengths", "decode_tokens_per_second", "learner_tokens_per_second")
 
 
-def hours_line(plan: DryRun, gigabytes: float) -> str:
+def hours_line(dry: DryRun, gigabytes: float) -> str:
     """Return about how long the run of a plan takes on its cards; "" if that cannot be said.
 
     That is where it does not fit, where rollouts come from servers or are carried over, and on a CPU, whose speed
     nobody has assumed.
 
     Args:
-        plan: of a training run.
+        dry: of a training run.
         gigabytes: memory of a card, in 10^9 bytes.
     """
-    config = plan.asked
-    if not isinstance(config, Config) or not plan.is_on_gpu or config.environment.name is not None:
+    config = dry.asked
+    if not isinstance(config, Config) or not dry.is_on_gpu or config.environment.name is not None:
         return ""
     if config.rollout.sampler == "server" or config.rollout.carry_over is not None:
         return ""
     options = argparse.Namespace(
-        gpus=[plan.num_ranks],
+        gpus=[dry.num_ranks],
         ahead=[0],
         steps=_SIMULATED,
         seed=0,
@@ -42,13 +42,13 @@ def hours_line(plan: DryRun, gigabytes: float) -> str:
         **dict.fromkeys(_OPTIONS),
     )
     try:
-        together = divide(basis_of(options, config).work, plan.num_ranks, [0])[0]
+        together = divide(basis_of(options, config).work, dry.num_ranks, [0])[0]
     except UserError:  # what is not simulated is no fault of the run
         return ""
     if together.pace is None:
         return ""
     hours = together.pace.seconds * config.train.steps / 3600
-    cards = "1 card" if plan.num_ranks == 1 else f"{plan.num_ranks} cards"
+    cards = "1 card" if dry.num_ranks == 1 else f"{dry.num_ranks} cards"
     return (
         f"about {_shown(hours)} for {config.train.steps:,} steps on {cards}, give or take a factor of {_FACTOR}: "
         f"{together.pace.seconds:,.0f} s a step by assumed speeds and lengths (vlm-rl plan names them)"

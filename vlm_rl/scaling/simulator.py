@@ -55,11 +55,11 @@ class _Group:
 class _Engine:
     """One engine: its responses in progress, and those that wait for a place."""
 
-    def __init__(self, name: str, decoding: Decoding, places: int) -> None:
+    def __init__(self, name: str, decoding: Decoding, places: int, tokens: Counter[tuple[int, int]]) -> None:
         self.name = name
         self.next_end = math.inf  # when its next response ends
         self.busy = 0.0  # seconds of decoding and reading in
-        self.tokens = Counter[tuple[int, int]]()  # sampled so far, by batch and version of the weights
+        self._tokens = tokens  # of all engines, sampled so far, by batch and version of the weights
         self._clock = 0.0  # until when it is simulated
         self._version = 0
         self._decoding, self._places = decoding, places
@@ -73,7 +73,6 @@ class _Engine:
     def give(self, group: _Group, now: float) -> None:
         """Add a group, from now on."""
         self.run(now)
-        self._clock = max(self._clock, now)
         self._waiting.extend((length, group) for length in group.lengths)
         self._admit()
 
@@ -81,7 +80,8 @@ class _Engine:
         """Decode until a time: the step in progress is finished. It must not be later than the next end."""
         if self._alive and until > self._clock:
             most = self._alive[0][0] - self._steps
-            self._decode(min(most, bisect_left(range(most), until - self._clock, key=self._seconds)))
+            self._decode(bisect_left(range(most), until - self._clock, key=self._seconds))
+        self._clock = max(self._clock, until)
 
     def end(self) -> list[_Group]:
         """Decode until the next response ends, and return the groups that are then complete."""
@@ -100,17 +100,17 @@ class _Engine:
     def pause(self, start: float, seconds: float) -> None:
         """Take new weights: what is in progress is then read in again, each group's prompt once."""
         self.run(start)
-        self._clock = max(self._clock, start) + seconds
+        self._clock += seconds
         self._version += 1
-        groups = {id(group): group for *_, group in self._alive}.values()
         responses = self._context - sum(group.prompt for *_, group in self._alive)
-        self._work((responses + sum(group.prompt for group in groups)) * self._decoding.reading)
+        prompts = sum({group.number: group.prompt for *_, group in self._alive}.values())
+        self._work((responses + prompts) * self._decoding.reading)
         self._admit()
 
     def busy_at(self, now: float) -> float:
         """Return the seconds of work up to a time, which must not be later than the next end."""
         self.run(now)
-        return self.busy - max(0.0, self._clock - now)
+        return self.busy - (self._clock - now)
 
     def _seconds(self, steps: int) -> float:
         alive = len(self._alive)
@@ -122,7 +122,7 @@ class _Engine:
         self._steps += steps
         self._context += steps * len(self._alive)
         for batch, alive in self._by_batch.items():
-            self.tokens[batch, self._version] += steps * alive
+            self._tokens[batch, self._version] += steps * alive
 
     def _work(self, seconds: float) -> None:
         self._clock += seconds
@@ -163,7 +163,8 @@ class EngineFleet:
 
     def __init__(self, decoding: Decoding, sides: Sides, *, size: int) -> None:
         """Begin with nothing in progress: the seconds of each engine, how many there are, responses of a group."""
-        self.engines = [_Engine(f"{index}", decoding, sides.places) for index in range(sides.engines)]
+        self.tokens = Counter[tuple[int, int]]()  # sampled so far, by batch and version of the weights
+        self.engines = [_Engine(f"{index}", decoding, sides.places, self.tokens) for index in range(sides.engines)]
         self._schedules = list[Schedule]()  # of each rank
         room = rank_room(sides.places, sides.ranks, is_ahead=sides.ahead > 0)
         for rank in range(sides.ranks):
@@ -172,8 +173,7 @@ class EngineFleet:
                 rooms = {f"{engine}": room for engine in range(sides.engines)}
             self._schedules.append(Schedule((), size=size, rooms=rooms, first=rank))
         self._groups: list[_Group] = []
-        self._left: dict[int, int] = {}  # groups of each batch
-        self._done: dict[int, float] = {}  # when each batch was done
+        self._left: dict[int, int] = {}  # groups of each batch that are not done
 
     def begin(self, batch: int, lengths: BatchLengths, now: float) -> None:
         """Give out a batch, whose groups are dealt out to the ranks as `vlm_rl.distributed.share` does."""
@@ -187,11 +187,11 @@ class EngineFleet:
         for rank in range(len(self._schedules)):
             self._hand_out(rank, now)
 
-    def wait(self, batch: int) -> float:
-        """Run until a batch is done, and return when that was."""
-        while batch not in self._done:
-            self._end(min(self.engines, key=_next_end))
-        return self._done[batch]
+    def wait(self, batch: int, now: float) -> float:
+        """Run until a batch is done, and return when that was; now, if it was before."""
+        while self._left[batch]:
+            now = self._end(min(self.engines, key=_next_end))
+        return now
 
     def pause(self, start: float, seconds: float) -> None:
         """Give all engines new weights; they sample nothing meanwhile."""
@@ -204,22 +204,18 @@ class EngineFleet:
         self._run(now)
         return sum(engine.busy_at(now) for engine in self.engines)
 
-    def tokens(self) -> Counter[tuple[int, int]]:
-        """Return the tokens that were sampled, by batch and version of the weights."""
-        return sum((engine.tokens for engine in self.engines), Counter[tuple[int, int]]())
-
     def _run(self, until: float) -> None:
         while (engine := min(self.engines, key=_next_end)).next_end <= until:
             self._end(engine)
 
-    def _end(self, engine: _Engine) -> None:
+    def _end(self, engine: _Engine) -> float:
+        """Run until the next response of an engine ends, and return when that is."""
         now = engine.next_end
         for group in engine.end():
             self._left[group.batch] -= 1
-            if self._left[group.batch] == 0:
-                self._done[group.batch] = now
             self._schedules[group.rank].done(engine.name, group.number)
             self._hand_out(group.rank, now)
+        return now
 
     def _hand_out(self, rank: int, now: float) -> None:
         while given := self._schedules[rank].next():
@@ -266,7 +262,7 @@ def simulate(
         if begun == step:
             fleet.begin(step, batches[step], now)
             begun += 1
-        done = max(now, fleet.wait(step))
+        done = fleet.wait(step, now)
         waits.append(done - now)
         now = done
         for batch in range(begun, min(step + sides.ahead + 1, len(batches))):
@@ -282,7 +278,7 @@ def simulate(
     assert count > 0, "no step is left to count"
     span, waited = times[last] - times[skipped], sum(waits[skipped:last])
     decoding_seconds = (busy[last] - busy[skipped]) / sides.engines
-    tokens = {place: number for place, number in fleet.tokens().items() if skipped <= place[0] < last}
+    tokens = {place: number for place, number in fleet.tokens.items() if skipped <= place[0] < last}
     return Pace(
         seconds=span / count,
         rollout=waited / count,

@@ -31,8 +31,8 @@ def _least(config: Config | SftConfig) -> tuple[Checkpointing, str]:
     """Return the least recomputation that fits on the smallest card, and the line that says so."""
     card = Card.here(world_size())
     fit = fits(dry_run(config, num_ranks=world_size(), on_gpu=has_gpu()), card)
-    way = fit.plan.config.model.gradient_checkpointing
+    way = fit.dry.config.model.gradient_checkpointing
     return way, (
-        f"model.gradient_checkpointing=auto: {RECOMPUTED[way]}, planned {gib(fit.plan.memory.update)} "
+        f"model.gradient_checkpointing=auto: {RECOMPUTED[way]}, planned {gib(fit.dry.memory.update)} "
         f"in the update on {card}"
     )

@@ -135,22 +135,22 @@ class SeedBand:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def collect(study: Study, planned: Sequence[StudyRun]) -> StudyResults:
+def collect(study: Study, runs: Sequence[StudyRun]) -> StudyResults:
     """Read every finished run of a study's plan."""
-    reasons = [(run, missing_reason(run)) for run in planned]
+    reasons = [(run, missing_reason(run)) for run in runs]
     return StudyResults(
         rules=tuple(study.rule_names),
         seeds=tuple(study.seeds),
-        num_steps=planned[0].config.train.steps,
+        num_steps=runs[0].config.train.steps,
         runs=tuple(read_run(run) for run, reason in reasons if not reason),
         missing=tuple(MissingRun(run.rule, run.seed, reason) for run, reason in reasons if reason),
     )
 
 
-def missing_reason(planned: StudyRun) -> str:
+def missing_reason(entry: StudyRun) -> str:
     """Return why some numbers of a run are not recorded yet; empty if all are."""
-    run, config = RunDirectory(planned.out), planned.config
-    if not (planned.out / "config.yaml").is_file():
+    run, config = RunDirectory(entry.out), entry.config
+    if not (entry.out / "config.yaml").is_file():
         return "not started"
     metrics = run.metrics()
     step = metrics[-1]["step"] if metrics else 0
@@ -163,25 +163,25 @@ def missing_reason(planned: StudyRun) -> str:
     return ""
 
 
-def read_run(planned: StudyRun) -> RunNumbers:
+def read_run(entry: StudyRun) -> RunNumbers:
     """Read the numbers of one finished run."""
-    run = RunCurves(RunDirectory(planned.out))
-    curves = {name: curve for name, curve in _curves(run, planned).items() if np.isfinite(curve.values).any()}
+    run = RunCurves(RunDirectory(entry.out))
+    curves = {name: curve for name, curve in _curves(run, entry).items() if np.isfinite(curve.values).any()}
     finals = {
-        measure: stretch_mean(curves[name], planned.config.train.steps, early=False)
+        measure: stretch_mean(curves[name], entry.config.train.steps, early=False)
         for measure, name in (("train_accuracy", "accuracy"), ("train_length", "completions/mean_length"))
         if name in curves
     }
     if "completions/mean_length" in curves:
-        early, late = stretch_means(curves["completions/mean_length"], planned.config.train.steps)
+        early, late = stretch_means(curves["completions/mean_length"], entry.config.train.steps)
         finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     logged = {name: StepCurve(*run.metric(name)) for name in run.every_metric}
     return RunNumbers(
-        planned.rule,
-        planned.seed,
-        planned.start,
-        planned.config,
+        entry.rule,
+        entry.seed,
+        entry.start,
+        entry.config,
         curves,
         finals,
         contaminated=tuple(run.run.contaminated()),
@@ -203,10 +203,10 @@ def _stability(run: RunCurves) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _curves(run: RunCurves, planned: StudyRun) -> dict[str, StepCurve]:
+def _curves(run: RunCurves, entry: StudyRun) -> dict[str, StepCurve]:
     curves = {name: StepCurve(*run.metric(name)) for name in _LOGGED}
     steps, part = run.metric("rewards/accuracy/mean")
-    weight = planned.config.reward.accuracy
+    weight = entry.config.reward.accuracy
     scaled = part / weight if weight else part * math.nan
     curves["accuracy"] = _either(StepCurve(steps, scaled), lambda: run.rollouts.accuracy, run)
     for name, stored in (

@@ -66,20 +66,20 @@ def run_study(
         StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
     study = load_study(path, overrides)
-    planned = study.runs(out)
-    for run in planned if report_only else []:
+    runs = study.runs(out)
+    for run in runs if report_only else []:
         _refuse_a_different_run(run)
-    failed = [] if report_only else run_all(study, planned, out, launch=launch or Launch())
-    write_results(study, planned, out)
+    failed = [] if report_only else run_all(study, runs, out, launch=launch or Launch())
+    write_results(study, runs, out)
     return 1 if failed else 0
 
 
-def run_all(study: Study, planned: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
+def run_all(study: Study, runs: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
     """Train all runs that are not finished and return those that failed.
 
     Args:
         study: names the warm starts.
-        planned: the runs.
+        runs: of the study.
         out: the folder of the study, which is locked meanwhile.
         launch: how the runs are started.
     """
@@ -88,14 +88,14 @@ def run_all(study: Study, planned: Sequence[StudyRun], out: Path, *, launch: Lau
             check_model_folder(folder)
         except UserError as error:
             raise UserError(f"starts.{name}: {error}") from None
-    return train_missing(planned, out, launch=launch)
+    return train_missing(runs, out, launch=launch)
 
 
-def train_missing(planned: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
+def train_missing(runs: Sequence[StudyRun], out: Path, *, launch: Launch) -> list[StudyRun]:
     """Train the runs that are not finished and return those that failed.
 
     Args:
-        planned: the runs.
+        runs: of any studies, in their order.
         out: a folder that is locked meanwhile.
         launch: how the runs are started.
 
@@ -103,21 +103,21 @@ def train_missing(planned: Sequence[StudyRun], out: Path, *, launch: Launch) -> 
         UserError: before anything is started, for a folder that holds a different run.
         StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
-    for run in planned:
+    for run in runs:
         _refuse_a_different_run(run)
     with _exclusive(out) as lock:
-        waiting = [run for run in planned if not is_finished(run)]
+        waiting = [run for run in runs if not is_finished(run)]
         for run in waiting:
             _resumable(run)  # a mistake is reported before anything starts
-        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), launch=launch, lock=lock)
-        runner.note(f"{len(planned)} runs, {len(waiting)} to do, {launch.jobs} at a time, in {out}")
+        runner = StudyRunner(waiting, num_done=len(runs) - len(waiting), launch=launch, lock=lock)
+        runner.note(f"{len(runs)} runs, {len(waiting)} to do, {launch.jobs} at a time, in {out}")
         runner.work()
     return runner.failed
 
 
-def write_results(study: Study, planned: Sequence[StudyRun], out: Path) -> None:
+def write_results(study: Study, runs: Sequence[StudyRun], out: Path) -> None:
     """Write comparison.html, comparison.json and curves.csv about the finished runs."""
-    results = collect(study, planned)
+    results = collect(study, runs)
     sentences = findings(results)
     page = write_study_page(results, study, sentences, out / "comparison.html")
     tree = json.dumps(as_json(results, sentences), indent=1, allow_nan=False) + "\n"
@@ -127,62 +127,62 @@ def write_results(study: Study, planned: Sequence[StudyRun], out: Path) -> None:
     for run in results.missing:
         console.print(Text(visible(f"missing: {run.rule} seed {run.seed}, {run.reason}")), soft_wrap=True)
     num = len(results.missing)
-    note = f"   ({num} of {len(planned)} runs are missing)" if num else ""
+    note = f"   ({num} of {len(runs)} runs are missing)" if num else ""
     console.print(Text(f"report: {page}{note}"), soft_wrap=True)
 
 
 # -- what is there already -----------------------------------------------------------------------
 
 
-def is_finished(planned: StudyRun) -> bool:
+def is_finished(run: StudyRun) -> bool:
     """Return whether all numbers of a run are recorded and the checkpoint of its last step verifies."""
-    if missing_reason(planned):
+    if missing_reason(run):
         return False
-    step = planned.config.train.steps
-    folder = dict(RunDirectory(planned.out).checkpoints()).get(step)
+    step = run.config.train.steps
+    folder = dict(RunDirectory(run.out).checkpoints()).get(step)
     try:
         return folder is not None and verify(folder).step == step
     except CheckpointError:
         return False
 
 
-def _begun(planned: StudyRun) -> bool:
-    return (planned.out / "config.yaml").is_file()
+def _begun(run: StudyRun) -> bool:
+    return (run.out / "config.yaml").is_file()
 
 
-def _refuse_a_different_run(planned: StudyRun) -> None:
+def _refuse_a_different_run(entry: StudyRun) -> None:
     """Raise UserError if the folder holds a run that the study file, as it is now, would not make."""
-    if not _begun(planned):
+    if not _begun(entry):
         return
-    run = RunDirectory(planned.out)
-    there, wanted = run.config(), planned.config
+    run = RunDirectory(entry.out)
+    there, wanted = run.config(), entry.config
     changed = [key for key, _, _ in fixed_changes(there, wanted) if key != "out"]
     if run.evals():  # a resume may measure otherwise, and a comparison may not
-        changed += changed_keys(replace(planned, config=there).measurement, planned.measurement, "eval")
+        changed += changed_keys(replace(entry, config=there).measurement, entry.measurement, "eval")
     if changed:
         raise UserError(
-            f"{planned.out} holds a run with a different {changed[0]} than the study file has now: give a new --out, "
+            f"{entry.out} holds a run with a different {changed[0]} than the study file has now: give a new --out, "
             "restore the old value in the study file, or remove the folder"
         )
     trained = max((step for step, _ in run.checkpoints()), default=0)
     if trained > wanted.train.steps:
         raise UserError(
-            f"{planned.out} has trained {trained} steps, but the study's train.steps is {wanted.train.steps}: "
+            f"{entry.out} has trained {trained} steps, but the study's train.steps is {wanted.train.steps}: "
             "give a new --out, or restore the old value"
         )
 
 
-def _resumable(planned: StudyRun) -> StudyRun:
+def _resumable(run: StudyRun) -> StudyRun:
     """Return the run with the spelling of `out` that it was started with, since a resume compares the texts."""
-    if not _begun(planned):
-        return planned
-    there = RunDirectory(planned.out).config().out
-    if Path(there).resolve() != planned.out.resolve():
+    if not _begun(run):
+        return run
+    there = RunDirectory(run.out).config().out
+    if Path(there).resolve() != run.out.resolve():
         raise UserError(
-            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, run the "
+            f"{run.out} was started as {there} and cannot resume from a different place: move it back, run the "
             "command in the folder where it was first run, or remove the run"
         )
-    return StudyRun(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
+    return StudyRun(run.rule, run.seed, run.start, run.config.model_copy(update={"out": there}))
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def _exclusive(out: Path) -> Iterator[int]:
 class RunProcess:
     """A run in training."""
 
-    planned: StudyRun
+    entry: StudyRun
     process: subprocess.Popen[bytes]
     started: float  # of time.monotonic
     slot: int = 0  # which of the jobs that run at a time
@@ -270,16 +270,16 @@ class StudyRunner:
         if self.signals:
             raise KeyboardInterrupt if self.signals[0] == signal.SIGINT else StoppedError
 
-    def _start(self, planned: StudyRun) -> None:
+    def _start(self, entry: StudyRun) -> None:
         slot = min(set(range(self.launch.jobs)) - {run.slot for run in self.working})
-        resume = ["--resume"] if _begun(planned) else []
-        planned_here = _resumable(planned)
-        planned.config_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(planned.config_file, lambda place: save_config(planned_here.config, place))
-        words = self.launch.words(["train", str(planned.config_file), *resume], slot)
+        resume = ["--resume"] if _begun(entry) else []
+        resumable = _resumable(entry)
+        entry.config_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(entry.config_file, lambda place: save_config(resumable.config, place))
+        words = self.launch.words(["train", str(entry.config_file), *resume], slot)
         if shutil.which(words[0]) is None:
             raise UserError(f"--launch: there is no command {words[0]} here; install it, or correct the template")
-        with planned.log.open("ab") as log:
+        with entry.log.open("ab") as log:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -289,24 +289,22 @@ class StudyRunner:
                 start_new_session=True,  # Ctrl-C reaches us alone; the runs get a SIGTERM, on which they save
                 pass_fds=(self.lock,),
             )
-        self.working.append(RunProcess(planned, process, time.monotonic(), slot))
-        self.note(
-            f"{planned.title} from start {planned.start}: {'resumes' if resume else 'starts'}, log {planned.log}"
-        )
+        self.working.append(RunProcess(entry, process, time.monotonic(), slot))
+        self.note(f"{entry.title} from start {entry.start}: {'resumes' if resume else 'starts'}, log {entry.log}")
 
     def _end(self, run: RunProcess) -> None:
         self.working.remove(run)
         code, seconds = run.process.returncode, clock(time.monotonic() - run.started)
         if code == 0:
             self.num_done += 1
-            self.note(f"{self.num_done}/{self.num_all}  {run.planned.title}: done in {seconds}")
+            self.note(f"{self.num_done}/{self.num_all}  {run.entry.title}: done in {seconds}")
         elif self.signals:
-            self.note(f"{run.planned.title}: stopped after {seconds}")
+            self.note(f"{run.entry.title}: stopped after {seconds}")
         else:
-            self.failed.append(run.planned)
+            self.failed.append(run.entry)
             how = f"exit code {code}" if code > 0 else signal_name(-code)
-            self.note(f"{run.planned.title}: FAILED after {seconds} with {how}; the end of {run.planned.log}:")
-            for line in log_tail(run.planned.log):
+            self.note(f"{run.entry.title}: FAILED after {seconds} with {how}; the end of {run.entry.log}:")
+            for line in log_tail(run.entry.log):
                 self.note(f"    {line}")
 
     def _pass_on_signals(self) -> None:
