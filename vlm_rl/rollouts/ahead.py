@@ -49,7 +49,7 @@ class Ahead:
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: the batch that was begun for the step, or else new groups, sampled on the spot."""
         self._begin_restored()
-        prompts = self._prompts.setdefault(step, PromptCache(self._sampling.builder))
+        prompts = self._prompts.setdefault(step, self._sampling.new_prompts())
         if not self.batches or self.batches[0].step != step:
             groups = self._sampling.take(count, prompts, phase)
             graded, _ = self._sampling.grade(groups, prompts, self._sample, step=step, phase=phase)
@@ -75,7 +75,7 @@ class Ahead:
         config = self._sampling.config
         first = self.batches[-1].step + 1 if self.batches else step + 1
         for later in range(first, min(step + config.rollout.ahead, config.train.steps - 1) + 1):
-            prompts = PromptCache(self._sampling.builder)
+            prompts = self._sampling.new_prompts()
             groups = self._sampling.take(config.rollout.prompts_per_step, prompts, phase)
             self.batches = (*self.batches, BatchAhead(later, tuple(groups)))
             self._begin(self.batches[-1], prompts)
@@ -89,7 +89,7 @@ class Ahead:
         """Begin the batches of a checkpoint, which had to wait until the servers had the weights."""
         for batch in self.batches:
             if batch.step not in self._prompts:
-                self._begin(batch, PromptCache(self._sampling.builder))
+                self._begin(batch, self._sampling.new_prompts())
 
     def end_step(self, step: int) -> None:
         """See RolloutSource.end_step."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.data.prompts import PromptCache
 from vlm_rl.distributed import share
 from vlm_rl.rollouts.groups import GroupInProgress, load_groups, save_groups
 from vlm_rl.rollouts.sampling import Graded, GroupSampling, SourceState, StepPhase
@@ -31,7 +30,7 @@ class CarryOver:
     def __init__(self, sampling: GroupSampling, sampler: InProcessSampler) -> None:
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
         self._sampling, self._sampler = sampling, sampler
-        self._prompts = PromptCache(sampling.builder)  # of the step that comes next
+        self._prompts = sampling.new_prompts()  # of the step that comes next
 
     @property
     def waiting(self) -> int:
@@ -71,7 +70,7 @@ class CarryOver:
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
         """See RolloutSource.begin: the prompts that are new in the next step are built in a thread."""
-        self._prompts = PromptCache(self._sampling.builder)
+        self._prompts = self._sampling.new_prompts()
         if step + 1 >= self._sampling.config.train.steps:
             return nullcontext()
         return self._sampling.building(self._prompts, self._missing(self._sampling.config.rollout.prompts_per_step))
