@@ -197,7 +197,7 @@ def test_a_restored_batch_is_begun_with_what_it_has_and_saved_as_it_is_before(tm
     source.restore(tmp_path, {"versions": [2, 4, 6]})
     assert source.versions == (2, 4, 6) and source.waiting == 2 and not servers.batches
     (tmp_path / "again" / "learner").mkdir(parents=True)
-    source.files(source.state())(tmp_path / "again")
+    source.state().files()(tmp_path / "again")
     again = load_batches(tmp_path / "again" / "learner", PROBLEMS)
     assert [(b.step, [len(r.ids) for g in b.groups for r in g.rollouts]) for b in again] == [(3, [6]), (4, [0])]
     source.next(3, 1, no_phase)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,12 @@ class Ahead:
         self.versions = (*self.versions, self._sampler.policy_version)[-kept:]
 
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
-        return SourceState({"versions": list(self.versions)}, self.batches)
+        """See RolloutSource.state: the files have the groups that are complete when they are gathered."""
+        return SourceState({"versions": list(self.versions)}, partial(self._files, self.batches))
 
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: each batch with the groups that are complete by now."""
-        batches = [self._as_sampled(batch) for batch in state.held]
-        return lambda folder: save_batches(batches, folder / "learner")
+    def _files(self, batches: Sequence[BatchAhead]) -> Callable[[Path], None]:
+        sampled = [self._as_sampled(batch) for batch in batches]
+        return lambda folder: save_batches(sampled, folder / "learner")
 
     def _as_sampled(self, batch: BatchAhead) -> BatchAhead:
         """Return a batch with the groups that are complete by now, of all ranks."""

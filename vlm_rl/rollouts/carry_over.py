@@ -6,7 +6,7 @@ next step, behind the tokens they have, and are part of the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -79,12 +79,10 @@ class CarryOver:
         """See RolloutSource.end_step."""
 
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
-        return SourceState({"versions": [self._sampler.policy_version]}, self.in_progress)
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: every rank has all groups in progress already."""
-        return lambda folder: save_groups(state.held, folder / "learner" / FILE)
+        """See RolloutSource.state: every rank has all groups in progress already."""
+        groups = self.in_progress
+        info = {"versions": [self._sampler.policy_version]}
+        return SourceState(info, lambda: lambda folder: save_groups(groups, folder / "learner" / FILE))
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,14 @@ class Graded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceState:
-    """What a resume needs of a source."""
+    """What a resume needs of a source.
+
+    All ranks call `files` together. It gathers what goes into files, and returns the function with which rank 0
+    writes them into the folder of a checkpoint.
+    """
 
     info: Mapping[str, Any]  # JSON, for the manifest of a checkpoint
-    held: Any = ()  # what the source writes into its files
+    files: Callable[[], Callable[[Path], None]] = lambda: lambda folder: None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

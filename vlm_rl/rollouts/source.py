@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -40,10 +40,6 @@ class RolloutSource(Protocol):
 
     def state(self) -> SourceState:
         """Return the state for a resume at this moment. Copies nothing, and calls no other rank."""
-        ...
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """Gather a state from all ranks, and return the function with which rank 0 writes it into a checkpoint."""
         ...
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
@@ -99,12 +95,8 @@ class OnPolicy:
         """See RolloutSource.end_step."""
 
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
+        """See RolloutSource.state: there are no files."""
         return SourceState({"versions": [self._sampler.policy_version]})
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: there are none."""
-        return lambda folder: None
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore: earlier steps leave nothing."""
