@@ -35,8 +35,6 @@ ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dyna
 class Rounds:
     """Stands for a source: gives these groups, round by round."""
 
-    waiting = 0
-
     def __init__(self, rounds: Sequence[Sequence[Group]], too_old: Sequence[int] = ()) -> None:
         self.rounds, self.asked = list(rounds), list[int]()
         self.too_old = frozenset(too_old)  # in the first round

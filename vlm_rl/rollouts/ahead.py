@@ -42,24 +42,19 @@ class Ahead:
         self._most = sampling.config.rollout.oldest_age
         self._prompts: dict[int, PromptCache] = {}  # by step: of the current one, and of those that are begun
 
-    @property
-    def waiting(self) -> int:
-        """See RolloutSource.waiting."""
-        return sum(len(batch.groups) for batch in self.batches)
-
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: the batch that was begun for the step, or else new groups, sampled on the spot."""
         self._begin_restored()
         prompts = self._prompts.setdefault(step, self._sampling.new_prompts())
-        if not self.batches or self.batches[0].step != step:
-            groups = self._sampling.take(count, prompts, phase)
-            graded, _ = self._sampling.grade(groups, prompts, self._sample, step=step, phase=phase)
-            return graded
-        groups, self.batches = self.batches[0].groups, self.batches[1:]
-        graded, _ = self._sampling.grade(groups, prompts, self._take, step=step, phase=phase)
+        if self.batches and self.batches[0].step == step:
+            groups, sample, self.batches = self.batches[0].groups, self._take, self.batches[1:]
+        else:
+            groups, sample = self._sampling.take(count, prompts, phase), self._sample
+        graded, _ = self._sampling.grade(groups, prompts, sample, step=step, phase=phase)
         ages = [oldest(group.rollouts, self.versions) for group in graded.groups]
         too_old = (place for place, age in enumerate(ages) if age > self._most)
-        return replace(graded, too_old=frozenset(too_old))
+        waiting = sum(len(batch.groups) for batch in self.batches)
+        return replace(graded, too_old=frozenset(too_old), waiting=waiting)
 
     def _sample(self, request: SampleRequest, on_group: OnGroup) -> list[list[Rollout]]:
         return self._sampler.generate(request, on_group=on_group)

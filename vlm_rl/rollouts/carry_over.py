@@ -32,11 +32,6 @@ class CarryOver:
         self._sampling, self._sampler = sampling, sampler
         self._prompts = sampling.new_prompts()  # of the step that comes next
 
-    @property
-    def waiting(self) -> int:
-        """See RolloutSource.waiting."""
-        return len(self.in_progress)
-
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: exactly `count` groups. All others are then in progress."""
         new = self._sampling.take(self._missing(count), self._prompts, phase)

@@ -99,7 +99,7 @@ def collect(
         if not left or len(kept) >= wanted:
             break
     ledger.trained += len(kept)
-    ledger.check(in_progress=run.source.waiting)
+    ledger.check(in_progress=graded.waiting)
     check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"

@@ -35,6 +35,7 @@ class Graded:
     prompts: PromptCache  # those that this rank has built for the step so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id
     too_old: frozenset[int] = frozenset()  # places of groups with a token older than rollout.max_age
+    waiting: int = 0  # groups that are taken for later steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,4 +188,4 @@ class GroupSampling:
             else:
                 graded.append(Group(group.problem, rollouts, of_group, np.zeros(len(rollouts))))
         lengths = {group.problem.id: group.prompt_tokens for group in groups}
-        return Graded(graded, prompts, lengths), tuple(others)
+        return Graded(graded, prompts, lengths, waiting=len(others)), tuple(others)

@@ -17,11 +17,6 @@ from vlm_rl.types import Group, Rollout
 class RolloutSource(Protocol):
     """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it."""
 
-    @property
-    def waiting(self) -> int:
-        """Return how many groups are taken for later steps."""
-        ...
-
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """Return about `count` groups for a step, with their rewards. Called again if too few of them are kept."""
         ...
@@ -64,8 +59,6 @@ def make_source(sampling: GroupSampling, sampler: Sampler) -> RolloutSource:
 
 class OnPolicy:
     """The weights that a step begins with sample all of its responses."""
-
-    waiting = 0
 
     def __init__(self, sampling: GroupSampling, sampler: Sampler) -> None:
         self._sampling, self._sampler = sampling, sampler
