@@ -37,10 +37,15 @@ class Ahead:
 
     def __init__(self, sampling: GroupSampling, sampler: BackgroundSampler) -> None:
         self.batches: tuple[BatchAhead, ...] = ()  # of later steps, the next one first
-        self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         self._sampling, self._sampler = sampling, sampler
+        self._earlier: tuple[int, ...] = ()  # the versions with which the last steps before the current one began
         self._most = sampling.config.rollout.oldest_age
         self._prompts: dict[int, PromptCache] = {}  # by step: of the current one, and of those that are begun
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Return the policy versions with which the last steps began, the current one last."""
+        return (*self._earlier, self._sampler.policy_version)
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: the batch that was begun for the step, or else new groups, sampled on the spot."""
@@ -67,8 +72,14 @@ class Ahead:
         return list(groups), age_metrics(groups, self.versions, ahead=self._sampling.config.rollout.ahead)
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
-        """See RolloutSource.begin: servers sample the batches of the next rollout.ahead steps from now on."""
+        """See RolloutSource.begin: servers sample the batches of the next rollout.ahead steps from now on.
+
+        The batch of the step before is dropped here: during that step a stop could still save it.
+        """
         config = self._sampling.config
+        self._sampler.forget(step - 1)
+        self._prompts.pop(step - 1, None)
+        self._earlier = self.versions[-config.rollout.ahead :]
         first = self.batches[-1].step + 1 if self.batches else step + 1
         for later in range(first, min(step + config.rollout.ahead, config.train.steps - 1) + 1):
             prompts = self._sampling.new_prompts()
@@ -86,13 +97,6 @@ class Ahead:
         for batch in self.batches:
             if batch.step not in self._prompts:
                 self._begin(batch, self._sampling.new_prompts())
-
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
-        self._sampler.forget(step)
-        self._prompts.pop(step, None)
-        kept = 1 + self._sampling.config.rollout.ahead
-        self.versions = (*self.versions, self._sampler.policy_version)[-kept:]
 
     def state(self) -> SourceState:
         """See RolloutSource.state: the files have the groups that are complete when they are gathered."""
@@ -115,7 +119,7 @@ class Ahead:
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore."""
-        self.versions = tuple(info.get("versions") or [info["learner"]["num_updates"]])  # none: an older checkpoint
+        self._earlier = tuple(info.get("versions", ())[:-1])  # none: an older checkpoint
         self.batches = load_batches(folder / "learner", self._sampling.problems)
 
 

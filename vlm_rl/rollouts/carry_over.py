@@ -70,9 +70,6 @@ class CarryOver:
             return nullcontext()
         return self._sampling.building(self._prompts, self._missing(self._sampling.config.rollout.prompts_per_step))
 
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
-
     def state(self) -> SourceState:
         """See RolloutSource.state: every rank has all groups in progress already."""
         groups = self.in_progress

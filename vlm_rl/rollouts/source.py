@@ -15,7 +15,11 @@ from vlm_rl.types import Group, Rollout
 
 
 class RolloutSource(Protocol):
-    """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it."""
+    """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it.
+
+    A step calls `next` until it has enough groups, `arrange` when it knows which of them it trains on, and `begin`
+    once before its update. Between steps there are `state` and, at the beginning of a process, `restore`.
+    """
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """Return about `count` groups for a step, with their rewards. Called again if too few of them are kept."""
@@ -26,15 +30,11 @@ class RolloutSource(Protocol):
         ...
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
-        """Begin what the next steps need. Return a context in which the update runs."""
-        ...
-
-    def end_step(self, step: int) -> None:
-        """Note that a step is over, and that the sampler has its weights."""
+        """Begin what the next steps need, with the weights of this one. Return a context in which the update runs."""
         ...
 
     def state(self) -> SourceState:
-        """Return the state for a resume at this moment. Copies nothing, and calls no other rank."""
+        """Return the state for a resume with the step that comes next. Copies nothing, and calls no other rank."""
         ...
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
@@ -83,9 +83,6 @@ class OnPolicy:
         if step + 1 >= self._sampling.config.train.steps:
             return nullcontext()
         return self._sampling.building(self._prompts, self._sampling.config.rollout.prompts_per_step)
-
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
 
     def state(self) -> SourceState:
         """See RolloutSource.state: there are no files."""

@@ -354,7 +354,6 @@ class Session:
 
     def end_step(self) -> None:
         """Count a step whose new weights the sampler has."""
-        self.source.end_step(self.step)
         self.run.step += 1
 
     def give_card_to_sampler(self) -> None:
