@@ -57,9 +57,9 @@ class Ahead:
             groups, sample = self._sampling.take(count, prompts, phase), self._sample
         graded, _ = self._sampling.grade(groups, prompts, sample, step=step, phase=phase)
         ages = [oldest(group.rollouts, self.versions) for group in graded.groups]
-        too_old = (place for place, age in enumerate(ages) if age > self._most)
+        unfit = {place: "stale" for place, age in enumerate(ages) if age > self._most}
         waiting = sum(len(batch.groups) for batch in self.batches)
-        return replace(graded, too_old=frozenset(too_old), waiting=waiting)
+        return replace(graded, unfit=unfit, waiting=waiting)
 
     def _sample(self, request: SampleRequest, on_group: OnGroup) -> list[list[Rollout]]:
         return self._sampler.generate(request, on_group=on_group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -34,7 +34,7 @@ class Graded:
     groups: Sequence[Group]  # with advantages of 0
     prompts: PromptCache  # those that this rank has built for the step so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id
-    too_old: frozenset[int] = frozenset()  # places of groups with a token older than rollout.max_age
+    unfit: Mapping[int, str] = field(default_factory=dict)  # why the source rules a group out, by its place
     waiting: int = 0  # groups that are taken for later steps
 
 
