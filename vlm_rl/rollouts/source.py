@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from vlm_rl.rollouts.ahead import Ahead
 from vlm_rl.rollouts.carry_over import CarryOver
@@ -18,7 +18,8 @@ class RolloutSource(Protocol):
     """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it.
 
     A step calls `next` until it has enough groups, `arrange` when it knows which of them it trains on, and `begin`
-    once before its update. Between steps there are `state` and, at the beginning of a process, `restore`.
+    once before its update. `arrange` is no part of `next`, since the groups of a step are known after its last round.
+    Between steps there are `state` and, at the beginning of a process, `restore`.
     """
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
@@ -51,9 +52,11 @@ def make_source(sampling: GroupSampling, sampler: Sampler) -> RolloutSource:
     """Return the source of the configuration, which has already refused a sampler that does not suit it."""
     rollout = sampling.config.rollout
     if rollout.carry_over is not None:
-        return CarryOver(sampling, cast(InProcessSampler, sampler))
+        assert isinstance(sampler, InProcessSampler), sampler.name
+        return CarryOver(sampling, sampler)
     if rollout.ahead:
-        return Ahead(sampling, cast(BackgroundSampler, sampler))
+        assert isinstance(sampler, BackgroundSampler), sampler.name
+        return Ahead(sampling, sampler)
     return OnPolicy(sampling, sampler)
 
 
