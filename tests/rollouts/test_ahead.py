@@ -172,11 +172,10 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
         with source.begin(step, no_phase):
             servers.policy_version += 2
         assert [b.step for b in source.batches] == list(range(step + 1, min(step + ahead, 6) + 1))
-        source.end_step(step)
-        assert servers.batches.keys() == {b.step for b in source.batches}
+        assert servers.batches.keys() == {b.step for b in source.batches} | {step} - {0}
     assert list(servers.begun_with) == list(range(1, 7))  # the first batch is sampled on the spot
     assert servers.begun_with == {step: 2 * max(0, step - ahead) for step in range(1, 7)}
-    assert not source.waiting and ledger.taken == ledger.trained + sum(ledger.skipped.values())
+    assert not source.batches and ledger.taken == ledger.trained + sum(ledger.skipped.values())
     assert ledger.trained == sum(counted.values())
     if max_age is None:
         assert "stale" not in ledger.skipped
@@ -193,19 +192,20 @@ def test_a_restored_batch_is_begun_with_what_it_has_and_saved_as_it_is_before(tm
     held = [BatchAhead(3, (done,)), BatchAhead(4, (empty_group(PROBLEMS[4], 4, responses=1),))]
     save_batches(held, tmp_path / "learner")
     servers: Any = Servers([False] * 9)
+    servers.policy_version = 6
     source = Ahead(sampling_of(config, responses=1), servers)
     source.restore(tmp_path, {"versions": [2, 4, 6]})
-    assert source.versions == (2, 4, 6) and source.waiting == 2 and not servers.batches
+    assert source.versions == (2, 4, 6) and [b.step for b in source.batches] == [3, 4] and not servers.batches
     (tmp_path / "again" / "learner").mkdir(parents=True)
-    source.files(source.state())(tmp_path / "again")
+    source.state().files()(tmp_path / "again")
     again = load_batches(tmp_path / "again" / "learner", PROBLEMS)
     assert [(b.step, [len(r.ids) for g in b.groups for r in g.rollouts]) for b in again] == [(3, [6]), (4, [0])]
-    source.next(3, 1, no_phase)
+    graded = source.next(3, 1, no_phase)
     assert {step: [len(r.ids) for (r,) in request.begun] for step, request in servers.batches.items()} == {
         3: [6],
         4: [0],
     }
-    assert [prompt.problem_id for prompt in servers.batches[3].prompts] == ["3"] and source.waiting == 1
+    assert [prompt.problem_id for prompt in servers.batches[3].prompts] == ["3"] and graded.waiting == 1
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,14 @@ ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dyna
 class Rounds:
     """Stands for a source: gives these groups, round by round."""
 
-    waiting = 0
-
-    def __init__(self, rounds: Sequence[Sequence[Group]], too_old: Sequence[int] = ()) -> None:
+    def __init__(self, rounds: Sequence[Sequence[Group]], stale: Sequence[int] = ()) -> None:
         self.rounds, self.asked = list(rounds), list[int]()
-        self.too_old = frozenset(too_old)  # in the first round
+        self.unfit = dict.fromkeys(stale, "stale")  # in the first round
 
     def next(self, step: int, count: int, phase: Any) -> Graded:
         self.asked.append(count)
-        too_old, self.too_old = self.too_old, frozenset[int]()
-        return Graded(self.rounds.pop(0), prompts=None, prompt_lengths={}, too_old=too_old)  # type: ignore[arg-type]
+        unfit, self.unfit = self.unfit, dict[int, str]()
+        return Graded(self.rounds.pop(0), prompts=None, prompt_lengths={}, unfit=unfit)  # type: ignore[arg-type]
 
     def arrange(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
         return list(groups), {}
@@ -118,7 +116,7 @@ def test_what_is_only_logged_stops_no_step_and_the_grader_does() -> None:
 def test_groups_that_are_too_old_are_replaced_once(name: str) -> None:
     """Also by an algorithm that samples one round, and also where the replacement teaches nothing."""
     mixed = [RIGHT, WRONG, WRONG, WRONG]
-    source, ledger = Rounds(groups_of([[mixed, mixed], [[WRONG] * 4]]), too_old=[1]), Ledger(taken=3)
+    source, ledger = Rounds(groups_of([[mixed, mixed], [[WRONG] * 4]]), stale=[1]), Ledger(taken=3)
     batch = collected(source, ledger, name=name)
     assert source.asked == [2, 2 if name == "dapo" else 1] and ledger.skipped["stale"] == 1
     assert len(batch.groups) == (1 if name == "dapo" else 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +37,29 @@ class Ahead:
 
     def __init__(self, sampling: GroupSampling, sampler: BackgroundSampler) -> None:
         self.batches: tuple[BatchAhead, ...] = ()  # of later steps, the next one first
-        self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         self._sampling, self._sampler = sampling, sampler
+        self._earlier: tuple[int, ...] = ()  # the versions with which the last steps before the current one began
         self._most = sampling.config.rollout.oldest_age
         self._prompts: dict[int, PromptCache] = {}  # by step: of the current one, and of those that are begun
 
     @property
-    def waiting(self) -> int:
-        """See RolloutSource.waiting."""
-        return sum(len(batch.groups) for batch in self.batches)
+    def versions(self) -> tuple[int, ...]:
+        """Return the policy versions with which the last steps began, the current one last."""
+        return (*self._earlier, self._sampler.policy_version)
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: the batch that was begun for the step, or else new groups, sampled on the spot."""
         self._begin_restored()
-        prompts = self._prompts.setdefault(step, PromptCache(self._sampling.builder))
-        if not self.batches or self.batches[0].step != step:
-            groups = self._sampling.take(count, prompts, phase)
-            graded, _ = self._sampling.grade(groups, prompts, self._sample, step=step, phase=phase)
-            return graded
-        groups, self.batches = self.batches[0].groups, self.batches[1:]
-        graded, _ = self._sampling.grade(groups, prompts, self._take, step=step, phase=phase)
+        prompts = self._prompts.setdefault(step, self._sampling.new_prompts())
+        if self.batches and self.batches[0].step == step:
+            groups, sample, self.batches = self.batches[0].groups, self._take, self.batches[1:]
+        else:
+            groups, sample = self._sampling.take(count, prompts, phase), self._sample
+        graded, _ = self._sampling.grade(groups, prompts, sample, step=step, phase=phase)
         ages = [oldest(group.rollouts, self.versions) for group in graded.groups]
-        too_old = (place for place, age in enumerate(ages) if age > self._most)
-        return replace(graded, too_old=frozenset(too_old))
+        unfit = {place: "stale" for place, age in enumerate(ages) if age > self._most}
+        waiting = sum(len(batch.groups) for batch in self.batches)
+        return replace(graded, unfit=unfit, waiting=waiting)
 
     def _sample(self, request: SampleRequest, on_group: OnGroup) -> list[list[Rollout]]:
         return self._sampler.generate(request, on_group=on_group)
@@ -71,11 +72,17 @@ class Ahead:
         return list(groups), age_metrics(groups, self.versions, ahead=self._sampling.config.rollout.ahead)
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
-        """See RolloutSource.begin: servers sample the batches of the next rollout.ahead steps from now on."""
+        """See RolloutSource.begin: servers sample the batches of the next rollout.ahead steps from now on.
+
+        The batch of the step before is dropped here: during that step a stop could still save it.
+        """
         config = self._sampling.config
+        self._sampler.forget(step - 1)
+        self._prompts.pop(step - 1, None)
+        self._earlier = self.versions[-config.rollout.ahead :]
         first = self.batches[-1].step + 1 if self.batches else step + 1
         for later in range(first, min(step + config.rollout.ahead, config.train.steps - 1) + 1):
-            prompts = PromptCache(self._sampling.builder)
+            prompts = self._sampling.new_prompts()
             groups = self._sampling.take(config.rollout.prompts_per_step, prompts, phase)
             self.batches = (*self.batches, BatchAhead(later, tuple(groups)))
             self._begin(self.batches[-1], prompts)
@@ -89,23 +96,15 @@ class Ahead:
         """Begin the batches of a checkpoint, which had to wait until the servers had the weights."""
         for batch in self.batches:
             if batch.step not in self._prompts:
-                self._begin(batch, PromptCache(self._sampling.builder))
-
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
-        self._sampler.forget(step)
-        self._prompts.pop(step, None)
-        kept = 1 + self._sampling.config.rollout.ahead
-        self.versions = (*self.versions, self._sampler.policy_version)[-kept:]
+                self._begin(batch, self._sampling.new_prompts())
 
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
-        return SourceState({"versions": list(self.versions)}, self.batches)
+        """See RolloutSource.state: the files have the groups that are complete when they are gathered."""
+        return SourceState({"versions": list(self.versions)}, partial(self._files, self.batches))
 
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: each batch with the groups that are complete by now."""
-        batches = [self._as_sampled(batch) for batch in state.held]
-        return lambda folder: save_batches(batches, folder / "learner")
+    def _files(self, batches: Sequence[BatchAhead]) -> Callable[[Path], None]:
+        sampled = [self._as_sampled(batch) for batch in batches]
+        return lambda folder: save_batches(sampled, folder / "learner")
 
     def _as_sampled(self, batch: BatchAhead) -> BatchAhead:
         """Return a batch with the groups that are complete by now, of all ranks."""
@@ -120,7 +119,7 @@ class Ahead:
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore."""
-        self.versions = tuple(info.get("versions") or [info["learner"]["num_updates"]])  # none: an older checkpoint
+        self._earlier = tuple(info.get("versions", ())[:-1])  # none: an older checkpoint
         self.batches = load_batches(folder / "learner", self._sampling.problems)
 
 

@@ -6,7 +6,7 @@ next step, behind the tokens they have, and are part of the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.data.prompts import PromptCache
 from vlm_rl.distributed import share
 from vlm_rl.rollouts.groups import GroupInProgress, load_groups, save_groups
 from vlm_rl.rollouts.sampling import Graded, GroupSampling, SourceState, StepPhase
@@ -31,12 +30,7 @@ class CarryOver:
     def __init__(self, sampling: GroupSampling, sampler: InProcessSampler) -> None:
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
         self._sampling, self._sampler = sampling, sampler
-        self._prompts = PromptCache(sampling.builder)  # of the step that comes next
-
-    @property
-    def waiting(self) -> int:
-        """See RolloutSource.waiting."""
-        return len(self.in_progress)
+        self._prompts = sampling.new_prompts()  # of the step that comes next
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """See RolloutSource.next: exactly `count` groups. All others are then in progress."""
@@ -71,21 +65,16 @@ class CarryOver:
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
         """See RolloutSource.begin: the prompts that are new in the next step are built in a thread."""
-        self._prompts = PromptCache(self._sampling.builder)
+        self._prompts = self._sampling.new_prompts()
         if step + 1 >= self._sampling.config.train.steps:
             return nullcontext()
         return self._sampling.building(self._prompts, self._missing(self._sampling.config.rollout.prompts_per_step))
 
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
-
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
-        return SourceState({"versions": [self._sampler.policy_version]}, self.in_progress)
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: every rank has all groups in progress already."""
-        return lambda folder: save_groups(state.held, folder / "learner" / FILE)
+        """See RolloutSource.state: every rank has all groups in progress already."""
+        groups = self.in_progress
+        info = {"versions": [self._sampler.policy_version]}
+        return SourceState(info, lambda: lambda folder: save_groups(groups, folder / "learner" / FILE))
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore."""

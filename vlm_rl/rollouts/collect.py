@@ -24,7 +24,7 @@ from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_be
 from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
 from vlm_rl.rollouts.no_signal import NoSignal
 from vlm_rl.rollouts.prompt_order import Ledger
-from vlm_rl.rollouts.sampling import StepPhase
+from vlm_rl.rollouts.sampling import Graded, StepPhase
 from vlm_rl.rollouts.source import RolloutSource
 from vlm_rl.types import Group, Reward
 
@@ -60,7 +60,7 @@ def collect(
 
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong. It asks for
     a whole batch a round until the step is full, at most algorithm.max_sampling_rounds times; the step then trains on
-    what it has. Groups beyond a full step are surplus. Groups that are too old are replaced once.
+    what it has. Groups beyond a full step are surplus. Those that the source itself rules out are replaced once.
 
     Args:
         run: the parts that collecting needs.
@@ -71,40 +71,28 @@ def collect(
 
     Raises TooManyUndecidedError if too many responses got no verdict.
     """
-    wanted, is_dynamic, ledger = run.config.rollout.prompts_per_step, run.algorithm.dynamic_sampling, run.ledger
-    rounds = left = run.config.algorithm.max_sampling_rounds if is_dynamic else 1
-    kept: list[Group] = []
-    sampled: list[Reward] = []
+    options, wanted = run.config.algorithm, run.config.rollout.prompts_per_step
+    is_dynamic = run.algorithm.dynamic_sampling
+    rounds = left = options.max_sampling_rounds if is_dynamic else 1
+    kept, sampled, prompt_lengths = list[Group](), list[Reward](), dict[str, int]()
     history = history or RewardHistory()
-    prompt_lengths: dict[str, int] = {}
     while True:
-        graded = run.source.next(step, wanted if is_dynamic else wanted - len(kept), phase)
-        left -= 1
-        prompt_lengths |= graded.prompt_lengths
-        graded = replace(graded, groups=[with_group_length(g, run.config.reward.group_length) for g in graded.groups])
+        graded = next_round(run, step, wanted if is_dynamic else wanted - len(kept), phase)
+        fit, others = choose(graded, wanted - len(kept), is_dynamic=is_dynamic)
+        kept += fit
+        run.ledger.skipped.update(others)
         sampled += [reward for group in graded.groups for reward in group.rewards]
         history = history.merged(totals(graded.groups))
-        for note in undecided_notes([(group.problem, group.rewards) for group in graded.groups]):
-            run.note(f"step {step + 1}: {note}")
-        for place, group in enumerate(graded.groups):
-            if place in graded.too_old:
-                ledger.skipped["stale"] += 1
-                left = max(left, 1)
-            elif is_dynamic and (reason := without_contrast(group.rewards)):
-                ledger.skipped[reason] += 1
-            elif len(kept) == wanted:
-                ledger.skipped["surplus"] += 1
-            else:
-                kept.append(group)
+        prompt_lengths |= graded.prompt_lengths
+        left = max(left - 1, 1 if graded.unfit else 0)
         if not left or len(kept) >= wanted:
             break
-    ledger.trained += len(kept)
-    ledger.check(in_progress=run.source.waiting)
+    run.ledger.trained += len(kept)
+    run.ledger.check(in_progress=graded.waiting)
     check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
         run.note(f"step {step + 1}: {text}")
-    options = run.config.algorithm
     after = belief_after(belief, sampled, options.hadw)
     weighed, weight_metrics = with_advantages(
         kept, options, baseline=run.algorithm.advantage, beliefs=(belief, after), history=history
@@ -114,6 +102,31 @@ def collect(
     groups, source_metrics = run.source.arrange(step, weighed)
     metrics = weight_metrics | source_metrics | asking_metrics(sampled)
     return RolloutBatch(groups, graded.prompts, prompt_lengths, after, history, metrics)
+
+
+def next_round(run: Collecting, step: int, count: int, phase: StepPhase) -> Graded:
+    """Return the source's next groups for a step, with all parts of their rewards. Note what could not be decided."""
+    graded = run.source.next(step, count, phase)
+    groups = [with_group_length(group, run.config.reward.group_length) for group in graded.groups]
+    for note in undecided_notes([(group.problem, group.rewards) for group in groups]):
+        run.note(f"step {step + 1}: {note}")
+    return replace(graded, groups=groups)
+
+
+def choose(graded: Graded, most: int, *, is_dynamic: bool) -> tuple[list[Group], Counter[str]]:
+    """Return the groups to train on, at most so many, and how many others there are, by the reason against them."""
+    kept, others = list[Group](), Counter[str]()
+    for place, group in enumerate(graded.groups):
+        reason = (
+            graded.unfit.get(place)
+            or (is_dynamic and without_contrast(group.rewards))
+            or ("surplus" if len(kept) == most else "")
+        )
+        if reason:
+            others[reason] += 1
+        else:
+            kept.append(group)
+    return kept, others
 
 
 class TooManyUndecidedError(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,20 @@ class Graded:
     groups: Sequence[Group]  # with advantages of 0
     prompts: PromptCache  # those that this rank has built for the step so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id
-    too_old: frozenset[int] = frozenset()  # places of groups with a token older than rollout.max_age
+    unfit: Mapping[int, str] = field(default_factory=dict)  # why the source rules a group out, by its place
+    waiting: int = 0  # groups that are taken for later steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceState:
-    """What a resume needs of a source."""
+    """What a resume needs of a source.
+
+    All ranks call `files` together. It gathers what goes into files, and returns the function with which rank 0
+    writes them into the folder of a checkpoint.
+    """
 
     info: Mapping[str, Any]  # JSON, for the manifest of a checkpoint
-    held: Any = ()  # what the source writes into its files
+    files: Callable[[], Callable[[Path], None]] = lambda: lambda folder: None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,4 +188,4 @@ class GroupSampling:
             else:
                 graded.append(Group(group.problem, rollouts, of_group, np.zeros(len(rollouts))))
         lengths = {group.problem.id: group.prompt_tokens for group in groups}
-        return Graded(graded, prompts, lengths), tuple(others)
+        return Graded(graded, prompts, lengths, waiting=len(others)), tuple(others)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from vlm_rl.rollouts.ahead import Ahead
 from vlm_rl.rollouts.carry_over import CarryOver
@@ -15,12 +15,12 @@ from vlm_rl.types import Group, Rollout
 
 
 class RolloutSource(Protocol):
-    """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it."""
+    """Gives each step its groups. Every rank makes the same calls; a step is the number of steps before it.
 
-    @property
-    def waiting(self) -> int:
-        """Return how many groups are taken for later steps."""
-        ...
+    A step calls `next` until it has enough groups, `arrange` when it knows which of them it trains on, and `begin`
+    once before its update. `arrange` is no part of `next`, since the groups of a step are known after its last round.
+    Between steps there are `state` and, at the beginning of a process, `restore`.
+    """
 
     def next(self, step: int, count: int, phase: StepPhase) -> Graded:
         """Return about `count` groups for a step, with their rewards. Called again if too few of them are kept."""
@@ -31,19 +31,11 @@ class RolloutSource(Protocol):
         ...
 
     def begin(self, step: int, phase: StepPhase) -> AbstractContextManager[None]:
-        """Begin what the next steps need. Return a context in which the update runs."""
-        ...
-
-    def end_step(self, step: int) -> None:
-        """Note that a step is over, and that the sampler has its weights."""
+        """Begin what the next steps need, with the weights of this one. Return a context in which the update runs."""
         ...
 
     def state(self) -> SourceState:
-        """Return the state for a resume at this moment. Copies nothing, and calls no other rank."""
-        ...
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """Gather a state from all ranks, and return the function with which rank 0 writes it into a checkpoint."""
+        """Return the state for a resume with the step that comes next. Copies nothing, and calls no other rank."""
         ...
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
@@ -60,16 +52,16 @@ def make_source(sampling: GroupSampling, sampler: Sampler) -> RolloutSource:
     """Return the source of the configuration, which has already refused a sampler that does not suit it."""
     rollout = sampling.config.rollout
     if rollout.carry_over is not None:
-        return CarryOver(sampling, cast(InProcessSampler, sampler))
+        assert isinstance(sampler, InProcessSampler), sampler.name
+        return CarryOver(sampling, sampler)
     if rollout.ahead:
-        return Ahead(sampling, cast(BackgroundSampler, sampler))
+        assert isinstance(sampler, BackgroundSampler), sampler.name
+        return Ahead(sampling, sampler)
     return OnPolicy(sampling, sampler)
 
 
 class OnPolicy:
     """The weights that a step begins with sample all of its responses."""
-
-    waiting = 0
 
     def __init__(self, sampling: GroupSampling, sampler: Sampler) -> None:
         self._sampling, self._sampler = sampling, sampler
@@ -95,16 +87,9 @@ class OnPolicy:
             return nullcontext()
         return self._sampling.building(self._prompts, self._sampling.config.rollout.prompts_per_step)
 
-    def end_step(self, step: int) -> None:
-        """See RolloutSource.end_step."""
-
     def state(self) -> SourceState:
-        """See RolloutSource.state."""
+        """See RolloutSource.state: there are no files."""
         return SourceState({"versions": [self._sampler.policy_version]})
-
-    def files(self, state: SourceState) -> Callable[[Path], None]:
-        """See RolloutSource.files: there are none."""
-        return lambda folder: None
 
     def restore(self, folder: Path, info: Mapping[str, Any]) -> None:
         """See RolloutSource.restore: earlier steps leave nothing."""

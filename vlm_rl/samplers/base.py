@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -176,6 +176,7 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
 class InProcessSampler(Sampler, Protocol):
     """A rollout engine that can stop before all responses are complete, and continue them later."""
 
@@ -194,6 +195,7 @@ class InProcessSampler(Sampler, Protocol):
         ...
 
 
+@runtime_checkable
 class BackgroundSampler(Sampler, Protocol):
     """A rollout engine that samples the batches of later steps during training, across syncs of new weights."""
 

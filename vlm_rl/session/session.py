@@ -304,7 +304,7 @@ class Session:
 
     def save(self, state: SessionState) -> None:
         """Write a checkpoint of the current weights with this state (`CheckpointWriter.save`)."""
-        self.run.save(state.info, add_files=self.source.files(state.source))
+        self.run.save(state.info, add_files=state.source.files())
 
     def stop_if_asked(self, state: SessionState) -> None:
         """Save this state and raise StoppedError if any rank is asked to stop. See Run.stop_if_asked."""
@@ -354,7 +354,6 @@ class Session:
 
     def end_step(self) -> None:
         """Count a step whose new weights the sampler has."""
-        self.source.end_step(self.step)
         self.run.step += 1
 
     def give_card_to_sampler(self) -> None:
