@@ -218,7 +218,7 @@ def _host_needs(dry: DryRun, card: Card) -> Iterator[Need]:
     if card.host is None:
         return
     later = dry.memory.host + dry.memory.checkpoint_copies / dry.num_ranks
-    for needed, when in ((dry.memory.loading, "while it loads the model"), (later, "later")):
+    for needed, when in ((dry.memory.loading, "while it loads the model"), (later, "while it trains")):
         yield Need("host", needed, card.host, f"a rank needs {gib(needed)} of host memory {when}")
 
 
