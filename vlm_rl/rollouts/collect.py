@@ -73,7 +73,7 @@ def collect(
     """
     options, wanted = run.config.algorithm, run.config.rollout.prompts_per_step
     is_dynamic = run.algorithm.dynamic_sampling
-    rounds = left = options.max_sampling_rounds if is_dynamic else 1
+    rounds, left = 0, options.max_sampling_rounds if is_dynamic else 1
     kept, sampled, prompt_lengths = list[Group](), list[Reward](), dict[str, int]()
     history = history or RewardHistory()
     while True:
@@ -84,14 +84,14 @@ def collect(
         sampled += [reward for group in graded.groups for reward in group.rewards]
         history = history.merged(totals(graded.groups))
         prompt_lengths |= graded.prompt_lengths
-        left = max(left - 1, 1 if graded.unfit else 0)
+        rounds, left = rounds + 1, max(left - 1, 1 if graded.unfit else 0)
         if not left or len(kept) >= wanted:
             break
     run.ledger.trained += len(kept)
     run.ledger.check(in_progress=graded.waiting)
     check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
-        text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
+        text = f"{len(kept)} of {wanted} prompts after {rounds} round{'s' * (rounds > 1)} of sampling: the step trains on what it has"
         run.note(f"step {step + 1}: {text}")
     after = belief_after(belief, sampled, options.hadw)
     weighed, weight_metrics = with_advantages(
