@@ -91,7 +91,8 @@ def collect(
     run.ledger.check(in_progress=graded.waiting)
     check_undecided(sampled, most=run.config.reward.max_undecided)
     if len(kept) < wanted:
-        text = f"{len(kept)} of {wanted} prompts after {rounds} round{'s' * (rounds > 1)} of sampling: the step trains on what it has"
+        taken = f"{rounds} round{'s' * (rounds > 1)} of sampling"
+        text = f"{len(kept)} of {wanted} prompts after {taken}: the step trains on what it has"
         run.note(f"step {step + 1}: {text}")
     after = belief_after(belief, sampled, options.hadw)
     weighed, weight_metrics = with_advantages(
