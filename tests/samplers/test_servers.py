@@ -225,8 +225,11 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
         fleet.sync(sampler, 5)  # does not wait for it longer than `silence`
     finally:
         hung.send(signal.SIGCONT)
-    fleet.sync(sampler, 6)
-    assert len(sampler.fleet.rooms) == 2
+    for version in (6, 7, 8):  # on a busy machine it may be silent for as long once more
+        fleet.sync(sampler, version)
+        if len(sampler.fleet.rooms) == 2:
+            break
+    assert len(sampler.fleet.rooms) == 2, fleet.notes
     draw(sampler, fleet)
 
 
