@@ -100,10 +100,10 @@ def test_an_arrow_stream_is_refused_where_its_values_are_not_there_plainly(tmp_p
         (texts, "zstd", "compressed.*write it again without"),
         (texts, "lz4", "compressed"),
         (texts.dictionary_encode(), "lz4", "compressed"),
-        (texts.dictionary_encode(), None, "column 'q' is a dictionary.*plain values"),
-        (pa.array([["a"]], pa.list_(pa.string_view())), None, "column 'q' is a list<item: string_view>"),
-        (pa.array([["a"]], pa.list_view(pa.string())), None, "column 'q' is a list_view"),
-        (pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), texts[:1]), None, "column 'q' is a run_end"),
+        (texts.dictionary_encode(), None, "column 'q' has type dictionary.*plain values"),
+        (pa.array([["a"]], pa.list_(pa.string_view())), None, "column 'q' has type list<item: string_view>"),
+        (pa.array([["a"]], pa.list_view(pa.string())), None, "column 'q' has type list_view"),
+        (pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), texts[:1]), None, "column 'q' has type run_end"),
         (beyond, None, "cannot be read as an Arrow stream.*out of bounds"),
     ):
         write_stream(table, column, compression)
