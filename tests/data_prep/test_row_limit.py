@@ -103,7 +103,11 @@ def test_an_arrow_stream_is_refused_where_its_values_are_not_there_plainly(tmp_p
         (texts.dictionary_encode(), None, "column 'q' has type dictionary.*plain values"),
         (pa.array([["a"]], pa.list_(pa.string_view())), None, "column 'q' has type list<item: string_view>"),
         (pa.array([["a"]], pa.list_view(pa.string())), None, "column 'q' has type list_view"),
-        (pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), texts[:1]), None, "column 'q' has type run_end"),
+        (
+            pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), texts[:1]),
+            None,
+            "column 'q' has type run_end",
+        ),
         (beyond, None, "cannot be read as an Arrow stream.*out of bounds"),
     ):
         write_stream(table, column, compression)
