@@ -140,7 +140,7 @@ def fits(dry: DryRun, card: Card, *, responses: int = 1) -> Fit:
     or the one with the most.
 
     Args:
-        dry: of the run.
+        dry: what a dry run says of the run.
         card: of each of its ranks.
         responses: at full length, that the rollout engine must have room for side by side.
     """
@@ -206,7 +206,7 @@ def responses_at_once(dry: DryRun, taken: float, *, tokens: float) -> float:
     """Return how many responses an engine has room for; below 1, it does not start.
 
     Args:
-        dry: of the run.
+        dry: what a dry run says of the run.
         taken: bytes of each of its cards that the engine takes.
         tokens: of a response and its prompt.
     """

@@ -22,7 +22,7 @@ def hours_line(dry: DryRun, gigabytes: float) -> str:
     nobody has assumed.
 
     Args:
-        dry: of a training run.
+        dry: what a dry run says of a training run.
         gigabytes: memory of a card, in 10^9 bytes.
     """
     config = dry.asked
