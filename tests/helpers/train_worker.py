@@ -113,7 +113,6 @@ def terminate_in(phase: str, step: int) -> None:
 
 def press_ctrl_c_in(phase: str, step: int, presses: int = 1) -> None:
     """Send SIGINT when the phase begins for the step-th time, where Python drops what the second one raises."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
     class Destroyed:
         def __del__(self) -> None:
@@ -628,6 +627,7 @@ def _fork_rank(job: Job, variables: dict[str, str]) -> int:
     """Run the job in a child process with these variables, and return its process id."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
