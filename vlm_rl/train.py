@@ -78,7 +78,7 @@ def train_step(session: Session) -> None:
     session.stop_if_asked(before)  # abandons this step and saves its beginning
     beside_update = session.source.begin(session.step, timings.phase)
     parts = split(batch.groups, session.config.train.mini_batch_prompts)
-    credit = TokenCredit(session, parts)
+    credit = TokenCredit(session, parts)  # weighs every token: losses.token_weights
     mini_batches = MiniBatches(session, batch, credit)
     mini_batches.packed(session.rows.tokens)  # while the engine has the card
     session.give_card_to_learner()

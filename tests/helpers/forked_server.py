@@ -60,7 +60,7 @@ def _serve(arguments: Sequence[str], environment: dict[str, str], log: Path) -> 
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    with log.open("w") as file:
+    with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     run(arguments)

@@ -9,6 +9,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +226,8 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
         fleet.sync(sampler, 5)  # does not wait for it longer than `silence`
     finally:
         hung.send(signal.SIGCONT)
-    for version in (6, 7, 8):  # on a busy machine it may be silent for as long once more
-        fleet.sync(sampler, version)
-        if len(sampler.fleet.rooms) == 2:
-            break
+    sampler.fleet.settings = replace(sampler.fleet.settings, silence=60.0)  # a busy machine is slow, not hung
+    fleet.sync(sampler, 6)
     assert len(sampler.fleet.rooms) == 2, fleet.notes
     draw(sampler, fleet)
 
