@@ -84,6 +84,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocabulary": 512,
         "vision": (32, 2, 2, 64),
     },
+    "narrow": {  # the layers of a 3B, with little to compute: perf/row_sums.py
+        "hidden": 64,
+        "layers": 36,
+        "heads": 4,
+        "kv_heads": 2,
+        "mlp": 128,
+        "vocabulary": 512,
+        "vision": (32, 32, 2, 64),
+    },
     "3b": {"hidden": 2048, "layers": 36, "heads": 16, "kv_heads": 2, "mlp": 11008, "vocabulary": 151936},
     "7b": {"hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944, "vocabulary": 152064},
 }

@@ -34,6 +34,7 @@ from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.learner import head as head_module
+from vlm_rl.learner import learner as learner_module
 from vlm_rl.learner.guard import GuardAbortError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow
@@ -668,6 +669,30 @@ def gradient_sums(model: Path, stage: int) -> dict[str, Any]:
     return results
 
 
+def row_sums(model: Path, stage: int) -> dict[str, Any]:
+    """Take three steps in bfloat16 and ZeRO 2, whatever the stage: with our sums over the rows, and DeepSpeed's."""
+    ways: dict[str, dict[str, Any]] = {
+        "all weights": {},
+        "adapters": {"lora": LoraConfig(rank=3)},
+        "two rates, checkpointing": {"lr_by_part": {"tower": 1e-4}, "checkpointing": True},
+    }
+    results: dict[str, Any] = {}
+    for way, settings in ways.items():
+        for whose, are_ours in {"ours": True, "DeepSpeed's": False}.items():
+            with ExitStack() as patches:
+                if not are_ours:
+                    patches.enter_context(patch.object(learner_module, "are_summed_here", return_value=False))
+                case = Case(model, 2, dtype=torch.bfloat16, optimizer="adamw", **settings)
+                zero = case.learner.engine.optimizer
+                reduced = patches.enter_context(
+                    patch.object(zero, "reduce_ipg_grads", side_effect=zero.reduce_ipg_grads)
+                )
+                steps = case.train(case.unequal_rows())
+            norms = [step.grad_norm for step in steps]
+            results[f"{way}, {whose}"] = {"weights": case.weights(), "norms": norms, "buckets": reduced.call_count}
+    return results
+
+
 def offloaded(model: Path, stage: int) -> dict[str, Any]:
     """Take two steps with the optimizer's state on the host: always, between steps (in ZeRO 2 and 3), and never."""
     results: dict[str, Any] = {}
@@ -779,6 +804,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "gradient_sums": gradient_sums,
     "offloaded": offloaded,
     "started_recipes": started_recipes,
+    "row_sums": row_sums,
     "some_algorithms": some_algorithms,
     "every_rule": every_rule,
 }

@@ -45,7 +45,7 @@ WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_rule")
 PARTS = ("frozen_parts", "rates_by_part")
-ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
+ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families", "row_sums"))
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
 # That the gradient depends on no split of the rows is in "some_algorithms" too.
 SPLITS = ("one_wide_row", "many_narrow_rows", "text_here_images_there")
@@ -58,7 +58,7 @@ GATHERED = ("some_algorithms", "head_in_chunks", "frozen_features", "one_group",
 TODAY = todays(SUPPORTED, days=3)  # families of models
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
-FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
+FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "row_sums", "some_algorithms"))]
 # Every rule where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the algorithm.
 SPLIT: Start = (2, 2, (*ALL, "every_rule"))
 OTHERS: list[Start] = [
@@ -478,6 +478,16 @@ def test_zero_1_sums_gradients_once_a_step(
     (few, once), (many, often) = results["gradient_sums"]["wide"], results["gradient_sums"]["narrow"]
     assert many > few
     assert often == once if "zero1" in request.node.name else often >= many / few * (once - 2)
+
+
+@over("row_sums")
+@pytest.mark.parametrize("way", ["all weights", "adapters", "two rates, checkpointing"])
+def test_one_rank_sums_its_rows_without_buckets(results: dict[str, dict[str, Any]], way: str) -> None:
+    """Bit for bit as DeepSpeed does, which fills and empties a bucket for each row."""
+    ours, theirs = (results["row_sums"][f"{way}, {whose}"] for whose in ("ours", "DeepSpeed's"))
+    assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+    assert ours["norms"] == theirs["norms"] and min(ours["norms"]) > 0
+    assert ours["buckets"] == 0 < theirs["buckets"]
 
 
 def test_deepspeed_compiles_nothing_at_its_start() -> None:

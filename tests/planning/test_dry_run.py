@@ -206,6 +206,27 @@ def test_bytes_of_every_stage_by_hand() -> None:
     assert all(m.engine_weights == 2 * n for m in by_stage.values())
 
 
+@pytest.mark.parametrize(
+    ("change", "is_alone"),
+    [
+        ("train.micro_batch_tokens=16384", True),
+        ("train.zero_stage=1", False),
+        ("train.zero_stage=3", False),
+        ("model.dtype=float32", False),
+        ("train.deepspeed.zero_optimization.offload_optimizer.device=cpu", False),
+        ("train.deepspeed.data_types.grad_accum_dtype=bf16", False),
+    ],
+)
+def test_one_rank_that_sums_its_rows_has_no_bucket_and_one_gradient_at_a_time(change: str, is_alone: bool) -> None:
+    """Beside the sums in float32: that of the largest tensor, embeddings of 152,064 ids x 3,584."""
+    n = PUBLISHED["Qwen2.5-VL-7B-Instruct"]
+    whole = dry_of(LUSPO_7B, change, ranks=1).memory
+    assert ((whole.gradients, whole.buckets) == (4 * n + 2 * 152_064 * 3584, 0)) is is_alone
+    adapters = dry_of(LUSPO_7B, change, "model.lora.rank=8", ranks=1)
+    of_adapters = adapters.memory.gradients, adapters.memory.buckets
+    assert (of_adapters == (4 * adapters.num_trainable, 0)) is is_alone
+
+
 def test_head_buckets_and_images_by_hand() -> None:
     # Qwen2.5-VL-7B: 152,064 ids x 3,584. The head's weight gradient is summed in float32; beside it is a product in
     # bfloat16, or at the end a copy. Chunks of logits in two float32 copies, of as many whole tokens as 1 GiB holds;
@@ -409,14 +430,14 @@ def test_frozen_vision_and_sgd_need_less() -> None:
 
 
 def test_adapters_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    # bfloat16: 2 bytes for every parameter, the adapters' included; 12 for the optimizer and 2 + 4 for the gradients
-    # of the adapters alone; the engine has the merged model.
+    # bfloat16: 2 bytes for every parameter, the adapters' included; of the adapters alone 12 for the optimizer and 4
+    # for the sums of the gradients; the engine has the merged model.
     n, lora = PUBLISHED["Qwen2.5-VL-7B-Instruct"], SEVEN_B_ADAPTERS[8]
     dry = dry_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
     assert (dry.num_parameters, dry.num_trainable) == (n + lora, lora)
     memory = dry.memory
     assert (memory.weights, memory.engine_weights) == (2 * (n + lora), 2 * n)
-    assert (memory.optimizer, memory.gradients) == (12 * lora, 6 * lora)
+    assert (memory.optimizer, memory.gradients) == (12 * lora, 4 * lora)
     assert memory.activations < dry_of(LUSPO_7B, ranks=1).memory.activations  # none kept in the tower
     print_dry_run(dry)
     assert "LoRA: 20.19 M parameters trained, rank 8 on 196 linear layers" in capsys.readouterr().out

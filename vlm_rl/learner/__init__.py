@@ -19,6 +19,7 @@
     saving             the learner's state, to checkpoints and back
     checkpoint_size    how large checkpoints are, and whether the disk has room for those that are kept
     row_budget         how many tokens a row may have, and an update repeated in shorter rows after memory ran out
+    row_sums           the sums of the gradients of a step's rows, on one rank
     save_progress      how far a save is, for logs and terminals
     sft                the steps of supervised fine-tuning, and a pass over examples in order
 
@@ -43,6 +44,7 @@ __all__ = [
     "reference",
     "row_budget",
     "row_plan",
+    "row_sums",
     "save_progress",
     "saving",
     "self_check",

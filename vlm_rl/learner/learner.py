@@ -40,6 +40,7 @@ from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.learner.row_sums import are_summed_here, sum_rows
 from vlm_rl.model_files.weights import is_used, stored_buffers
 
 # Log-probs [K], entropies [K], the row's other inputs, and, if a teacher names k ids a token, their log-probs
@@ -79,6 +80,8 @@ class Learner:
         self._optimizer = self._make_optimizer()
         self._optimizer.gate = self._gate
         self.engine: Any = start_engine(policy, config, optimizer=self._optimizer)
+        if are_summed_here(config, next(policy.parameters()).dtype, world_size()):
+            sum_rows(self.engine)
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self) -> GatedOptimizer:

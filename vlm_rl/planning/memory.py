@@ -25,6 +25,7 @@ from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.head import bytes_per_logit, chunk_rows
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
+from vlm_rl.learner.row_sums import are_summed_here
 from vlm_rl.model_files.fp8 import is_in_fp8
 from vlm_rl.model_files.model_folder import layer_configs
 from vlm_rl.model_files.routers import chosen_experts
@@ -183,6 +184,9 @@ def memory_of_rank(
     longest = config.data.max_prompt_tokens + config.trained_tokens
     activations, head = _activations(config, sizes, dtype, patched=patched), _head(config, sizes, dtype)
     buckets = _buckets(config.train, dtype, trainable)
+    if are_summed_here(config.train, dtype, ranks):
+        of_one = dtype.itemsize * sizes.largest if lora is None else 0  # an adapter's is small
+        gradients, buckets = 4 * trainable + of_one, 0
     if not on_gpu:  # it takes only the pages that are filled, while activations are freed
         buckets = max(0, min(buckets, dtype.itemsize * trainable) - activations - head)
     loaded = min(total, -(-total // ranks) + sizes.largest) if stage == 3 else total

@@ -135,6 +135,8 @@ def _memory_table(dry: DryRun, *, card: Card | None) -> Table:
         summed = "whole; summed over the ranks once a step"
     elif stage == 2 and dry.num_ranks > 1:
         summed += f". train.zero_stage=1 sums once a step, and holds {_gib(dry.num_ranks * m.gradients)} GiB"
+    elif stage == 2 and m.buckets == 0:
+        summed = "sums over the rows in float32, and the largest tensor's of one row"
     table.add_row("gradients", _gib(m.gradients), summed)
     if optimizer_is_offloaded(dry.config.train):
         table.add_row("optimizer", _gib(m.optimizer), "in host memory, where DeepSpeed takes the step")
@@ -151,7 +153,8 @@ def _memory_table(dry: DryRun, *, card: Card | None) -> Table:
         f"{'patched' if dry.is_patched else 'unpatched'} layers",
     )
     table.add_row("output head", _gib(m.head), "logits in chunks; its weight's gradient in float32, and a product")
-    table.add_row("buckets", _gib(m.buckets), "DeepSpeed's reduce_bucket_size")
+    if m.buckets:
+        table.add_row("buckets", _gib(m.buckets), "DeepSpeed's reduce_bucket_size")
     if m.frozen:
         table.add_row("frozen", _gib(m.frozen), f"{_frozen_models(dry)}, {'divided' if stage == 3 else 'whole'}")
     if not dry.samples:

@@ -59,24 +59,39 @@ def fitting_ranks(fit: Fit) -> int | None:
 def reduced_by(fit: Fit, may_change: MayChange = any_key) -> tuple[list[Remedy], Fit]:
     """Make a run smaller until it fits, or nothing helps; return the remedies, and how it fits with them.
 
-    Take what is over one by one, and for each the first remedy that makes it smaller.
+    Take what is over one by one, and for each the first remedy that makes it smaller. If it does not go with an
+    earlier one, it may replace that one.
     """
     chosen: list[Remedy] = []
     current = fit
     while not current.ok:
-        part = current.over[0].part
-        for remedy in remedies(current, may_change):
-            changed = with_remedies(fit, [*chosen, remedy])
-            if changed is not None and _helps(changed, current, part):
-                chosen, current = [*chosen, remedy], changed
-                break
-        else:
+        steps = (_with(remedy, fit, chosen, current) for remedy in remedies(current, may_change))
+        found = next(filter(None, steps), None)
+        if found is None:
             return chosen, current
+        chosen, current = found
     for remedy in reversed(chosen[:-1]):  # what a later one has made unnecessary
         fewer = [other for other in chosen if other is not remedy]
         if (changed := with_remedies(fit, fewer)) is not None and changed.ok:
             chosen, current = fewer, changed
     return chosen, current
+
+
+def _with(remedy: Remedy, fit: Fit, chosen: list[Remedy], current: Fit) -> tuple[list[Remedy], Fit] | None:
+    """Return the remedies with one more, and how the run fits with them, if that makes smaller what is over first."""
+    part = current.over[0].part
+    more = [*chosen, remedy]
+    if (changed := with_remedies(fit, more)) is not None:
+        return (more, changed) if _helps(changed, current, part) else None
+    for earlier in reversed(chosen):
+        others = [other for other in more if other is not earlier]
+        changed = with_remedies(fit, others)
+        if changed is None or not _helps(changed, current, part):
+            continue
+        # If something else became larger, the two could replace each other forever.
+        if all(changed.missing(need.part) <= current.missing(need.part) for need in changed.over):
+            return others, changed
+    return None
 
 
 def _helps(changed: Fit, current: Fit, part: MemoryPart) -> bool:
