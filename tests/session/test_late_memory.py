@@ -143,6 +143,27 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
+def test_a_new_run_keeps_how_its_adapters_weigh_and_which_parts_share_a_rate(toys: Toys, tmp_path: Path) -> None:
+    """Of adapters only A and B are kept, not what they add with another alpha. Parts of one rate share a group."""
+    adapters = {"model": {"path": str(toys.model), "lora": {"rank": 4, "alpha": 8}}}
+    rates = {"lr": 1e-3, "lr_by_part": {"tower": 1e-4, "merger": 1e-3}}
+    by_rate = "language_model + merger | tower have one rate each there, and language_model + tower | merger here"
+    refused = {
+        "model.lora.alpha=64": (adapters, "model.lora.alpha is 8 there and 64 here", "vlm-rl export {} --merge"),
+        "model.lora.targets=[q_proj]": (adapters, "['language_model'] there and ['q_proj'] here", "vlm-rl export {}"),
+        "train.lr=1e-4": ({"train": {"steps": 1, **rates}}, by_rate, "{}"),
+    }
+    for number, (change, (settings, message, advice)) in enumerate(refused.items()):
+        changes = {"train": {"steps": 1}} | settings
+        old = toys.train_run(f"begins-{number}", **changes)
+        out = tmp_path / str(number)
+        result = toys.runner("train", toys.config("new", **changes), "--start-from", old.path, f"out={out}", change)
+        assert result.code == 2 and not out.exists(), result.output[-3000:]
+        said = result.output.splitlines()[-1]
+        assert message in said and advice.format(last_checkpoint(old)) in said, said
+
+
 # -- an update in which memory ends ------------------------------------------------------------------
 
 
