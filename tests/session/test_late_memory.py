@@ -201,6 +201,20 @@ def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
     assert result.output.rstrip().endswith(f"To continue from the newest checkpoint: {command}")
 
 
+@pytest.mark.slow
+def test_rows_that_became_shorter_are_not_proposed_again(toys: Toys) -> None:
+    """Memory ends in step 1 with 20 tokens a row, and in step 2 with 14, the longest response: each is a row."""
+    changes = {"steps": 2, "micro_batch_tokens": 20, "mini_batch_prompts": 4}
+    config = toys.config("ends-later", train=changes, checkpoint={"every": 1})
+    result = toys.runner("train", config, faults={"end_memory": {"where": "forward", "rows": [1, 18]}})
+    assert result.code == 2, result.output[-3000:]
+    assert "step 1: out of memory" in result.output and "repeating it with 14" in result.output
+    assert [record["step"] for record in toys.run("ends-later").metrics()] == [1]
+    command = f"vlm-rl train {toys.run('ends-later').path} --resume train.micro_batch_tokens=14 "
+    last = result.output.rstrip().splitlines()[-1]
+    assert last.startswith(f"To continue from the newest checkpoint: {command}") and last.count("=") > 1, last
+
+
 # -- several ranks -----------------------------------------------------------------------------------
 
 
