@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers.toy_runs import Toys, assert_sound, metrics_of, rollouts_of
+from tests.helpers.toy_runs import ROOT, Toys, assert_sound, metrics_of, rollouts_of
 from vlm_rl.distributed import alive
 from vlm_rl.errors import EXIT_STALLED
 from vlm_rl.run.directory import RunDirectory
@@ -250,6 +253,40 @@ def test_a_rank_that_hangs_is_seen_and_ends_the_run(toys: Toys) -> None:
         assert f" in {function}\n" in stacks, stacks
         assert re.search(rf"rank {rank} of 2: no rank has made progress for [\d.]+ minutes: the run ends", log)
     assert "it was last in update" in log
+
+
+SUSPENDED = """
+import sys, time
+from pathlib import Path
+from vlm_rl.distributed import alive
+from vlm_rl.session.watch import Watch
+
+watch = Watch()
+watch.arm(Path(sys.argv[1]) / "log.txt", minutes=6 / 60)
+watch.join(Path(sys.argv[1]))
+alive("a row")
+time.sleep(1.5)  # two looks
+print("begun", flush=True)
+begun = time.process_time()  # of which a stopped process takes none
+while time.process_time() < begun + 0.3:
+    pass
+alive("the next row")
+time.sleep(0.5)
+watch.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_suspended_goes_on(tmp_path: Path) -> None:
+    """A scheduler stops a job, in the middle of a row, for more than twice the limit, and lets it continue."""
+    words = [sys.executable, "-c", SUSPENDED, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(13.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait() == 0
+    assert not (tmp_path / "log.txt").exists()
 
 
 def test_a_run_that_is_slow_but_alive_is_left_alone(tmp_path: Path) -> None:
