@@ -95,10 +95,10 @@ def model_dtype(device: torch.device, setting: str = "auto") -> torch.dtype:
 
 
 class OutOfMemoryError(torch.OutOfMemoryError):
-    """Memory ended although rows were already shorter than configured.
+    """Memory ended in an update that is not repeated.
 
     Attributes:
-        row_tokens: the most tokens of a row.
+        row_tokens: the most tokens of a row; fewer than configured once memory has ended before.
     """
 
     def __init__(self, message: str, *, row_tokens: int) -> None:

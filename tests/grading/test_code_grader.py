@@ -39,6 +39,16 @@ class Point(NamedTuple):
     y: int
 
 
+def test_each_program_is_a_sign_that_the_grader_goes_on() -> None:
+    """Thousands of slow programs take longer than a run that hangs is given."""
+    signs = list[None]()
+    programs = ["print(1)", "print(2)", "print(3)"]
+    with CodeGrader(workers=1, waits=lambda: signs.append(None)) as grader:
+        tests = {"tests": CodeTests(inputs=[""], outputs=["1"]).packed()}
+        judged = grader.judge([(program, tests) for program in programs])
+    assert [verdict for verdict, _ in judged] == ["correct", "wrong", "wrong"] and len(signs) == len(programs)
+
+
 # -- which text is the program -----------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.helpers.processes import children_of
 from tests.helpers.warm_grader import use_own_grader, use_warm_grader
+from vlm_rl.grading import symbolic_client
 from vlm_rl.grading.grader import Grader
 from vlm_rl.grading.symbolic_client import SymbolicClient
 from vlm_rl.templates import TEMPLATES
@@ -46,6 +47,15 @@ def test_cpu_time_decides_and_good_queries_survive(client: SymbolicClient) -> No
     replies = client.answer([ENDLESS, GOOD, ("equal", "9", "(10^9)!"), WRONG])
     assert [status for status, _ in replies] == ["timeout", "ok", "timeout", "ok"]
     assert (replies[1][1], replies[3][1]) == (True, False)
+
+
+def test_a_wait_for_replies_shows_that_it_goes_on(client: SymbolicClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One endless query takes 0.5 s of CPU time: at least as many signs as looks fit into it."""
+    signs = list[None]()
+    monkeypatch.setattr(client, "_waits", lambda: signs.append(None))
+    monkeypatch.setattr(symbolic_client, "_LOOK_SECONDS", 0.1)
+    assert client.answer([ENDLESS])[0][0] == "timeout"
+    assert len(signs) >= 5
 
 
 @pytest.mark.usefixtures("_started_as_a_user_s")

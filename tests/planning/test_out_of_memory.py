@@ -13,10 +13,12 @@ import torch
 from tests.helpers.cards import have_cards
 from vlm_rl.cli import main
 from vlm_rl.config import load_config, load_sft_config
+from vlm_rl.devices import OutOfMemoryError
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.planning.out_of_memory import is_out_of_memory, memory_advice
 from vlm_rl.run.configurations import check_unchanged
+from vlm_rl.run.directory import RunDirectory
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
 
@@ -95,6 +97,24 @@ def test_it_ends_in_the_command_that_continues_in_less_memory(
     settings = last().removeprefix(f"{here} ").split()
     assert fits(dry_run(load_config(RECIPE, settings), num_ranks=8), Card.of(24)).ok
     check_unchanged(out, load_config(RECIPE), load_config(RECIPE, settings))
+
+
+def test_the_command_repeats_what_the_run_does_not_hold_yet(
+    failure: RuntimeError, eight_cards, tmp_path: Path
+) -> None:
+    """Changes of a resume whose memory ended before they were written, and rows that an update has made shorter."""
+    eight_cards(80)
+    out = tmp_path / "run"
+    RunDirectory(out).create(load_config(RECIPE, [f"out={out}"]))
+    changes = ["train.zero_stage=3", "rollout.vllm.compilation_config.mode=0"]
+    config = load_config(RECIPE, [f"out={out}", *changes])
+
+    def settings(error: RuntimeError) -> set[str]:
+        return {*memory_advice(config, error).splitlines()[-1].partition(" --resume ")[2].split()}
+
+    assert settings(failure) == {*changes, "train.micro_batch_tokens=8192"}
+    longest = OutOfMemoryError("CUDA out of memory.", row_tokens=4096)
+    assert settings(longest) > {*changes, "train.micro_batch_tokens=4096"}, "and what takes less"
 
 
 def test_a_supervised_run_continues_with_its_own_command(failure: RuntimeError, tmp_path: Path) -> None:

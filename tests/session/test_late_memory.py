@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers.toy_runs import Toys, assert_sound, metrics_of, rollouts_of
+from tests.helpers.toy_runs import ROOT, Toys, assert_sound, metrics_of, rollouts_of
 from vlm_rl.distributed import alive
 from vlm_rl.errors import EXIT_STALLED
 from vlm_rl.run.directory import RunDirectory
@@ -143,6 +146,27 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
+def test_a_new_run_keeps_how_its_adapters_weigh_and_which_parts_share_a_rate(toys: Toys, tmp_path: Path) -> None:
+    """Of adapters only A and B are kept, not what they add with another alpha. Parts of one rate share a group."""
+    adapters = {"model": {"path": str(toys.model), "lora": {"rank": 4, "alpha": 8}}}
+    rates = {"lr": 1e-3, "lr_by_part": {"tower": 1e-4, "merger": 1e-3}}
+    by_rate = "language_model + merger | tower have one rate each there, and language_model + tower | merger here"
+    refused = {
+        "model.lora.alpha=64": (adapters, "model.lora.alpha is 8 there and 64 here", "vlm-rl export {} --merge"),
+        "model.lora.targets=[q_proj]": (adapters, "['language_model'] there and ['q_proj'] here", "vlm-rl export {}"),
+        "train.lr=1e-4": ({"train": {"steps": 1, **rates}}, by_rate, "{}"),
+    }
+    for number, (change, (settings, message, advice)) in enumerate(refused.items()):
+        changes = {"train": {"steps": 1}} | settings
+        old = toys.train_run(f"begins-{number}", **changes)
+        out = tmp_path / str(number)
+        result = toys.runner("train", toys.config("new", **changes), "--start-from", old.path, f"out={out}", change)
+        assert result.code == 2 and not out.exists(), result.output[-3000:]
+        said = result.output.splitlines()[-1]
+        assert message in said and advice.format(last_checkpoint(old)) in said, said
+
+
 # -- an update in which memory ends ------------------------------------------------------------------
 
 
@@ -180,6 +204,20 @@ def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
     assert result.output.rstrip().endswith(f"To continue from the newest checkpoint: {command}")
 
 
+@pytest.mark.slow
+def test_rows_that_became_shorter_are_not_proposed_again(toys: Toys) -> None:
+    """Memory ends in step 1 with 20 tokens a row, and in step 2 with 14, the longest response: each is a row."""
+    changes = {"steps": 2, "micro_batch_tokens": 20, "mini_batch_prompts": 4}
+    config = toys.config("ends-later", train=changes, checkpoint={"every": 1})
+    result = toys.runner("train", config, faults={"end_memory": {"where": "forward", "rows": [1, 18]}})
+    assert result.code == 2, result.output[-3000:]
+    assert "step 1: out of memory" in result.output and "repeating it with 14" in result.output
+    assert [record["step"] for record in toys.run("ends-later").metrics()] == [1]
+    command = f"vlm-rl train {toys.run('ends-later').path} --resume train.micro_batch_tokens=14 "
+    last = result.output.rstrip().splitlines()[-1]
+    assert last.startswith(f"To continue from the newest checkpoint: {command}") and last.count("=") > 1, last
+
+
 # -- several ranks -----------------------------------------------------------------------------------
 
 
@@ -215,6 +253,40 @@ def test_a_rank_that_hangs_is_seen_and_ends_the_run(toys: Toys) -> None:
         assert f" in {function}\n" in stacks, stacks
         assert re.search(rf"rank {rank} of 2: no rank has made progress for [\d.]+ minutes: the run ends", log)
     assert "it was last in update" in log
+
+
+SUSPENDED = """
+import sys, time
+from pathlib import Path
+from vlm_rl.distributed import alive
+from vlm_rl.session.watch import Watch
+
+watch = Watch()
+watch.arm(Path(sys.argv[1]) / "log.txt", minutes=6 / 60)
+watch.join(Path(sys.argv[1]))
+alive("a row")
+time.sleep(1.5)  # two looks
+print("begun", flush=True)
+begun = time.process_time()  # of which a stopped process takes none
+while time.process_time() < begun + 0.3:
+    pass
+alive("the next row")
+time.sleep(0.5)
+watch.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_suspended_goes_on(tmp_path: Path) -> None:
+    """A scheduler stops a job, in the middle of a row, for more than twice the limit, and lets it continue."""
+    words = [sys.executable, "-c", SUSPENDED, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(13.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait() == 0
+    assert not (tmp_path / "log.txt").exists()
 
 
 def test_a_run_that_is_slow_but_alive_is_left_alone(tmp_path: Path) -> None:

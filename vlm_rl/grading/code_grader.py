@@ -10,7 +10,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -37,8 +37,9 @@ _FUTURE_IMPORT = re.compile(
 class CodeGrader:
     """Judge programs with a pool of sandboxes, which starts with the first program."""
 
-    def __init__(self, *, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, *, workers: int, waits: Callable[[], object] = lambda: None) -> None:
+        """Start nothing yet; `waits` is called after each program."""
+        self._workers, self._waits = workers, waits
         self._sandbox: Sandbox | None = None
         self._comparison = comparison_worker()
         self._outputs: dict[tuple[str, str], Answers] = {}  # of references
@@ -69,10 +70,12 @@ class CodeGrader:
         sandbox = self._opened()
         sandbox.check()
         distinct = {(program, str(meta.get("tests"))): (program, meta) for program, meta in programs}
+        verdicts: dict[tuple[str, str], Judged] = {}
         with ThreadPoolExecutor(self._workers) as pool:
-            verdicts = dict(
-                zip(distinct, pool.map(lambda pair: self._judge(sandbox, *pair), distinct.values()), strict=True)
-            )
+            judged = pool.map(lambda pair: self._judge(sandbox, *pair), distinct.values())
+            for key, verdict in zip(distinct, judged, strict=True):
+                verdicts[key] = verdict
+                self._waits()
         return [verdicts[program, str(meta.get("tests"))] for program, meta in programs]
 
     def _opened(self) -> Sandbox:

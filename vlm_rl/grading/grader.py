@@ -9,7 +9,7 @@ never a silent "wrong".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -61,13 +61,14 @@ class GradeTask:
 class Grader:
     """Grade responses, with worker processes for symbolic comparisons; a context manager that stops them."""
 
-    def __init__(self, *, workers: int = 2, timeout: float = 5.0) -> None:
+    def __init__(self, *, workers: int = 2, timeout: float = 5.0, waits: Callable[[], object] = lambda: None) -> None:
         """Set the number of workers and the CPU seconds of one symbolic comparison; no worker is started yet.
 
-        As many programs are run at a time, where answers are programs.
+        As many programs are run at a time, where answers are programs. `waits` is called again and again while
+        answers are waited for, all of which have limits.
         """
-        self._symbolic = SymbolicClient(workers=workers, timeout=timeout)
-        self._programs = CodeGrader(workers=workers)
+        self._symbolic = SymbolicClient(workers=workers, timeout=timeout, waits=waits)
+        self._programs = CodeGrader(workers=workers, waits=waits)
 
     def __enter__(self) -> Grader:
         return self

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ SymbolicReply = tuple[Literal["ok", "timeout", "error"], Any]
 # All that the server's environment keeps: an interpreter built against its own libraries does not start without it.
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
 _START_SECONDS = 300.0
+_LOOK_SECONDS = 5.0
 _BATCH = 64  # queries sent at a time, which are what a dying server can lose
 
 
@@ -35,7 +36,13 @@ class SymbolicClient:
     """Answer symbolic queries with killable workers behind one pipe. Not for use in a forked child of its owner."""
 
     def __init__(
-        self, *, workers: int, timeout: float, memory_bytes: int = 2 << 30, queries_per_worker: int = 50
+        self,
+        *,
+        workers: int,
+        timeout: float,
+        memory_bytes: int = 2 << 30,
+        queries_per_worker: int = 50,
+        waits: Callable[[], object] = lambda: None,
     ) -> None:
         """Set the limits; nothing is launched yet.
 
@@ -47,7 +54,9 @@ class SymbolicClient:
             timeout: CPU seconds of one query.
             memory_bytes: Memory that a query may take besides what its worker has at the start.
             queries_per_worker: Number of queries after which a worker is replaced.
+            waits: Called every few seconds while replies are waited for.
         """
+        self._waits = waits
         self.options: dict[str, Any] = {
             "workers": workers,
             "cpu_seconds": timeout,
@@ -142,7 +151,11 @@ class SymbolicClient:
         deadline = time.monotonic() + seconds
         pipe = self._server.stdout.fileno()
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            self._waits()
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([pipe], [], [], min(left, _LOOK_SECONDS))
+            if not ready and left > _LOOK_SECONDS:
+                continue
             chunk = os.read(pipe, 1 << 16) if ready else b""
             if not chunk:
                 return None

@@ -36,6 +36,7 @@ def discard_gradients(engine: Any) -> None:
         zero.checkpoint_event_epilogue()
         return
     zero._release_ipg_buffers()
+    zero.extra_large_param_to_reduce.clear()  # one that is larger than a bucket
     zero.all_grad_tensors.clear()
     zero.micro_step_id = -1
     if zero.cpu_offload:

@@ -46,8 +46,10 @@ class RowBudget:
             return attempt(self.tokens)
         except RuntimeError as error:
             shorter = self._config.shorter_rows(self.tokens)
-            if not is_out_of_memory(error) or world_size() > 1 or self._learner.is_stepping or shorter is None:
+            if not is_out_of_memory(error):
                 raise
+            if world_size() > 1 or self._learner.is_stepping or shorter is None:
+                raise OutOfMemoryError(str(error), row_tokens=self.tokens) from error
         # Outside of the handler: the error holds the frames, and they hold the activations.
         self._learner.discard_gradients()
         free_gpu_memory()

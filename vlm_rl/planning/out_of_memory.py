@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from vlm_rl.config import Config, SftConfig
+from vlm_rl.config import MUTABLE_KEYS, Config, SftConfig, with_values
 from vlm_rl.devices import OutOfMemoryError, has_gpu, is_out_of_memory
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import Card, Fit, engine_share, fits, gib
 from vlm_rl.planning.remedies import SHARE, Remedy, fitting_remedies, is_resumable, remedies, with_remedies
-from vlm_rl.run.directory import SFT_CONFIG
+from vlm_rl.run.configurations import changes
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.terminal import resume_command
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
+_ROWS = "train.micro_batch_tokens"
 
 
 @contextmanager
@@ -40,6 +43,8 @@ def eval_memory_advice(error: BaseException) -> str:
 
 def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
     """Say what failed, what the plan had foreseen for each part, the settings that make it smaller, and a command."""
+    if isinstance(error, OutOfMemoryError) and error.row_tokens != config.train.micro_batch_tokens:
+        config = with_values(config, {_ROWS: error.row_tokens})  # what ran out of memory last
     dry = dry_run(config, on_gpu=has_gpu())
     fit = fits(dry, Card.here(dry.num_ranks, emptied=True))
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in dry.memory.parts().items())
@@ -57,7 +62,7 @@ def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
             f"{dry.memory.update / 2**30:.1f} (`--dry-run` shows the rest). {advice}",
             *lines,
             *_more_ranks(dry),
-            *_command(config, fit, error.row_tokens if isinstance(error, OutOfMemoryError) else None),
+            *_command(config, fit),
         ]
     )
 
@@ -67,21 +72,35 @@ def _line(remedy: Remedy, saved: str) -> str:
     return f"  {remedy}  # {remedy.effect}{saved}{takes}"
 
 
-def _command(config: Config | SftConfig, fit: Fit, row_tokens: int | None) -> Iterator[str]:
+def _command(config: Config | SftConfig, fit: Fit) -> Iterator[str]:
     """Yield what continues the run in less memory, or starts it again where nothing was written yet."""
-    shorter = config.shorter_rows(row_tokens or config.train.micro_batch_tokens)
+    shorter = config.shorter_rows(config.train.micro_batch_tokens)
     chosen = [] if fit.ok else fitting_remedies(fit, is_resumable) or []
     if not chosen and shorter is not None:
-        chosen = [Remedy({"train.micro_batch_tokens": shorter}, "shorter rows")]
+        chosen = [Remedy({_ROWS: shorter}, "shorter rows")]
     chosen = chosen or [remedy for remedy, _ in _smaller(fit) if all(map(is_resumable, remedy.values))][:1]
     if not chosen:
         return
     command, file = ("sft", SFT_CONFIG) if isinstance(config, SftConfig) else ("train", "config.yaml")
     settings = " ".join(map(str, chosen))
-    if (Path(config.out) / file).is_file():
+    run = RunDirectory(config.out, config_file=file)
+    if (run.path / file).is_file():
+        named = {key for remedy in chosen for key in remedy.values}
+        settings = " ".join([*_unwritten(run, config, named), settings])
         yield f"To continue from the newest checkpoint: {resume_command(config.out, command=command)} {settings}"
     else:
         yield f"Nothing is written yet. Start again with {settings}"
+
+
+def _unwritten(run: RunDirectory, config: Config | SftConfig, named: Collection[str]) -> Iterator[str]:
+    """Yield what the run's own file does not hold: changes of a resume that did not begin, and rows made shorter."""
+    try:
+        own = run.any_config()
+    except UserError:  # what is wrong with the file says the resume
+        return
+    for key, _, value in changes(own, config):
+        if key.startswith(MUTABLE_KEYS) and key not in named:
+            yield shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
 
 
 def _smaller(fit: Fit) -> Iterator[tuple[Remedy, str]]:

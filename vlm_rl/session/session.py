@@ -20,7 +20,7 @@ from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, refuse_contaminated
 from vlm_rl.devices import model_dtype
-from vlm_rl.distributed import from_main, rank, world_size
+from vlm_rl.distributed import alive, from_main, rank, world_size
 from vlm_rl.environments.host import EpisodeHost, open_host
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
@@ -83,7 +83,7 @@ class Session:
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = run.join_ranks()
         self.problems, self.eval_sets = self._load_sets(stages)
-        self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
+        self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout, waits=alive)
         self.builder, self.host = self._open_builder()
         self.reward = self._open_rewards()
         self.accuracy = self._open_accuracy()

@@ -88,8 +88,8 @@ class Watch:
         return self._store.get(_FAILURE).decode(errors="replace")
 
     def _watch(self) -> None:
-        """Look now and then, until closed."""
-        progress, since, has_written = None, time.monotonic(), False
+        """Look now and then, until closed. Time for which the process was stopped counts as half a limit at most."""
+        progress, waited, looked, has_written = None, 0.0, time.monotonic(), False
         while not self._closed.wait(min(_LONGEST_TICK, (self._limit or 60.0) / 10)):
             try:
                 self._end_with_others()
@@ -99,10 +99,11 @@ class Watch:
                     self._say("the rank with the store of all ranks is gone; this one ends too")
                     _end(1)
                 return
+            before, looked = looked, time.monotonic()
             if now != progress or self._limit is None:
-                progress, since, has_written = now, time.monotonic(), False
+                progress, waited, has_written = now, 0.0, False
                 continue
-            waited = time.monotonic() - since
+            waited += min(looked - before, self._limit / 2)
             if waited > self._limit and not has_written:
                 self._write_stacks(waited)
                 has_written = True
