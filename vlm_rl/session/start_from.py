@@ -19,6 +19,7 @@ from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.checkpoint_names import find_checkpoint
 
 _OTHER_STATE = "the optimizer's state is of other parameters"
+_OTHER_SCALE = "the adapters would be scaled differently"
 
 
 def check_start(config: Config | SftConfig) -> ResumePoint:
@@ -52,7 +53,7 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
         ("model.lora.rank", lora and lora.rank, own_lora and own_lora.rank, _OTHER_STATE),
         ("model.lora.rank_by_part", lora and lora.rank_by_part, own_lora and own_lora.rank_by_part, _OTHER_STATE),
         ("model.lora.targets", lora and sorted(lora.targets), own_lora and sorted(own_lora.targets), _OTHER_STATE),
-        ("model.lora.alpha", lora and lora.alpha, own_lora and own_lora.alpha, "the adapters would weigh otherwise"),
+        ("model.lora.alpha", lora and lora.alpha, own_lora and own_lora.alpha, _OTHER_SCALE),
         ("train.lr_by_part", sorted(there.train.lr_by_part), sorted(config.train.lr_by_part), _OTHER_STATE),
     ):
         if own != other:
@@ -65,8 +66,8 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
     if groups != own_groups:
         raise UserError(
             f"{where}: by train.lr and train.lr_by_part the parts {_in_words(groups)} have one rate each there, and "
-            f"{_in_words(own_groups)} here, so that the optimizer's state is cut otherwise: give parts of one rate "
-            f"the same rate, and others different ones, or begin with {weights}"
+            f"{_in_words(own_groups)} here, so that the optimizer's state is grouped differently: give parts of one "
+            f"rate the same rate, and others different ones, or begin with {weights}"
         )
     return folder, manifest.info
 
