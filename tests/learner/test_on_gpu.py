@@ -27,6 +27,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.attention import FUSED, AttentionKernels, attention_bf16, attention_fp32
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.learner.attention import shared_prefix
 from vlm_rl.learner.attention import vision as vision_attention
 from vlm_rl.learner.checkpoint_files import host_copy
 from vlm_rl.learner.head import Head
@@ -310,6 +311,9 @@ def test_the_doctor_sees_the_kernels_of_a_gpu(gpu: PretendedCuda, monkeypatch: p
     answer = attention_bf16(None)
     assert answer.outcome == "ok" and FUSED in answer.detail, answer
     assert attention_fp32(None).outcome == "ok"
+    monkeypatch.setattr(shared_prefix, "can_use_flash_attention", lambda _: False)  # of an older card
+    answer = attention_bf16(None)
+    assert answer.outcome == "off" and f"not {FUSED}" in answer.detail, answer
     attention._expected.cache_clear()
 
 
