@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.pretended_cuda import PretendedCuda, is_on_gpu
@@ -57,6 +60,9 @@ def test_outside_nothing_is_pretended() -> None:
         lambda: torch.ones(2, 3, device="cuda")[:, 0].T.view(2).detach(),
         lambda: nn.Linear(2, 2).to("cuda").weight[0],
         lambda: nn.Parameter(torch.ones(2, device="cuda")).data,
+        lambda: deepcopy(torch.ones(2, device="cuda")),
+        lambda: torch.ones(2).type_as(torch.ones(2, device="cuda")),
+        lambda: torch.empty(0, device="cuda").set_(torch.ones(2, device="cuda").untyped_storage()),
     ],
 )
 def test_on_the_gpu(gpu: PretendedCuda, make) -> None:
@@ -74,6 +80,7 @@ def test_on_the_gpu(gpu: PretendedCuda, make) -> None:
         lambda: torch.empty_like(torch.ones(2, device="cuda"), device="cpu"),
         lambda: torch.from_numpy(np.ones(2)),
         lambda: torch.ones(2).to(torch.ones(2)),
+        lambda: torch.empty(0).set_(torch.ones(2, device="cuda").untyped_storage().cpu()),
     ],
 )
 def test_on_the_cpu(gpu: PretendedCuda, make) -> None:
@@ -120,6 +127,17 @@ def test_gradients_return_to_their_device(gpu: PretendedCuda) -> None:
         lambda there, here: there.clamp_(max=here),
         lambda there, here: there.index_fill_(0, torch.tensor(0), 1.0),  # no dimensions, but no pointwise operation
         lambda there, here: torch.equal(there, here),
+        lambda there, here: torch.equal(there.sum(), here.sum()),  # no pointwise operation, though torch tags it so
+        lambda there, here: here.sum().add_(there.sum()),  # written, which is no number any more
+        lambda there, here: torch.add(there.sum(), there.sum(), out=here.sum()),
+        lambda there, here: there.clamp(here.sum(), here.sum() + 1),  # more than one
+        lambda there, here: torch.where(here > 0, there, there),
+        lambda there, here: torch._foreach_add([there], [here]),
+        lambda there, here: nn.functional.layer_norm(there, (2,), here),
+        lambda there, here: there.index_put((torch.tensor([0, 1]),), here),
+        lambda there, here: torch.addmm(here, there[:, None], there[None]),
+        lambda there, here: nn.functional.cross_entropy(there[None], torch.tensor([0])),
+        lambda there, here: there.repeat_interleave(here.long()),
     ],
 )
 def test_an_operation_on_both_devices_raises(gpu: PretendedCuda, operation) -> None:
@@ -140,6 +158,10 @@ def test_an_operation_on_both_devices_raises(gpu: PretendedCuda, operation) -> N
         lambda there, here: torch.where(there > 0, there, here.sum()),
         lambda there, here: there.masked_fill(there > 0, here.sum()),
         lambda there, here: torch._foreach_copy_([there], [here]),
+        lambda there, here: torch.where(there > 0, here.sum(), here.sum() + 1),  # which moves both
+        lambda there, here: torch._foreach_mul_([there], here.sum()),
+        lambda there, here: there.__setitem__(slice(0, 2), here),
+        lambda there, here: there.__setitem__(here > 0, 1.0),
     ],
 )
 def test_what_cuda_takes_of_both_devices(gpu: PretendedCuda, operation) -> None:
@@ -161,6 +183,12 @@ def test_only_the_cpu_is_pinned(gpu: PretendedCuda) -> None:
         torch.ones(2, device="cuda").pin_memory()
     with pytest.raises(RuntimeError, match="pin"):
         torch.empty(2, device="cuda", pin_memory=True)
+    for make in (torch.empty_like, lambda x, **how: x.new_empty(2, **how)):
+        with pytest.raises(RuntimeError, match="pin"):
+            make(torch.ones(2, device="cuda"), pin_memory=True)
+        assert make(torch.ones(2), pin_memory=True).is_pinned()
+    assert not torch.ones(2).is_pinned() and torch.ones(2).pin_memory().is_pinned()
+    assert torch.empty_like(torch.ones(2, device="cuda"), device="cpu", pin_memory=True).is_pinned()
     assert torch.ones(2).pin_memory().to("cuda", non_blocking=True).is_cuda
 
 
@@ -217,15 +245,113 @@ def test_threads_are_on_the_gpu(gpu: PretendedCuda) -> None:
     assert seen == ["cuda"]
 
 
-def test_host_reads_are_counted(gpu: PretendedCuda) -> None:
-    there = torch.ones(3, device="cuda")
-    there.sum().item()
-    there.cpu()
-    there.tolist()
-    there.nonzero()
-    there.to("cpu", non_blocking=True)  # the host does not wait
-    torch.ones(3).sum().item()
-    assert sum(gpu.host_reads.values()) == 4
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda there, here: there.sum().item(),
+        lambda there, here: bool(there.sum()),
+        lambda there, here: here[: there.sum().long()],
+        lambda there, here: there.tolist(),
+        lambda there, here: there.nonzero(),
+        lambda there, here: torch.allclose(there, there),
+        lambda there, here: torch.bincount(there.long(), minlength=4),
+        lambda there, here: there.repeat_interleave(there.long()),
+        lambda there, here: there[there > 0],  # how many are there?
+        lambda there, here: there.__setitem__(there > 0, there.clone()),
+        lambda there, here: there[here > 0],
+        lambda there, here: there[[0, 1]],
+        lambda there, here: there.cpu(),
+        lambda there, here: here.copy_(there),
+        lambda there, here: there.copy_(here),
+        lambda there, here: here.to("cuda"),
+        lambda there, here: here.to("cuda", non_blocking=True),  # it is not pinned
+        lambda there, here: here.pin_memory().to("cuda"),
+        lambda there, here: torch.where(there > 0, there, here.sum()),
+        lambda there, here: torch.tensor(1.0, device="cuda"),
+        lambda there, here: torch.as_tensor([1.0], device="cuda"),
+        lambda there, here: there.new_tensor(1.0),
+    ],
+)
+def test_the_host_waits_once(gpu: PretendedCuda, wait) -> None:
+    there, here = torch.ones(3, device="cuda"), torch.ones(3)
+    wait(there, here)
+    assert sum(gpu.host_reads.values()) == 1, gpu.host_reads
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda there, here: there.to("cpu", non_blocking=True),
+        lambda there, here: here.copy_(there, non_blocking=True),
+        lambda there, here: here.pin_memory().to("cuda", non_blocking=True),
+        lambda there, here: there.copy_(here.pin_memory(), non_blocking=True),
+        lambda there, here: there.copy_(there),
+        lambda there, here: here.sum().item(),
+        lambda there, here: here[here > 0],
+        lambda there, here: there[there.long()],
+        lambda there, here: there.__setitem__(there > 0, 0.0),
+        lambda there, here: there.masked_fill(there > 0, 0.0),
+        lambda there, here: there.repeat_interleave(2),
+        lambda there, here: there.repeat_interleave(there.long(), output_size=3),
+        lambda there, here: there * here.sum(),
+        lambda there, here: (torch.full((), 1.0, device="cuda"), there.new_full((), 1.0)),
+        lambda there, here: torch.tensor(there),
+    ],
+)
+def test_the_host_does_not_wait(gpu: PretendedCuda, go_on) -> None:
+    go_on(torch.ones(3, device="cuda"), torch.ones(3))
+    assert not gpu.host_reads
+
+
+class Halved(torch.autograd.Function):
+    """A function with a gradient on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return torch.full((2,), 0.5)
+
+
+def test_a_gradient_is_where_its_tensor_is(gpu: PretendedCuda) -> None:
+    weight = nn.Parameter(torch.ones(2, device="cuda"))
+    with pytest.raises(RuntimeError, match="different device"):
+        weight.grad = torch.ones(2)
+    weight.grad = torch.ones(2, device="cuda")
+    weight.grad = None
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        Halved.apply(weight).sum().backward()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+def test_what_an_optimizer_keeps_is_where_its_weights_are(gpu: PretendedCuda, kind) -> None:
+    weight = nn.Parameter(torch.ones(2, device="cuda"))
+    optimizer = kind([weight], lr=0.1)
+    weight.grad = torch.ones(2, device="cuda")
+    optimizer.step()
+    assert weight.is_cuda and {x.is_cuda for x in optimizer.state[weight].values() if x.dim()} == {True}
+
+
+def test_a_storage_is_where_its_tensors_are(gpu: PretendedCuda) -> None:
+    there = torch.ones(2, device="cuda").untyped_storage()
+    assert there.device.type == there.clone().device.type == "cuda" and there.is_cuda
+    assert there.cpu().device.type == torch.ones(2).untyped_storage().device.type == "cpu"
+    with pytest.raises(RuntimeError, match="other device"):
+        torch.empty(0).set_(there)
+
+
+def test_kernels_take_what_they_take_on_a_gpu(gpu: PretendedCuda) -> None:
+    query = torch.ones(1, 2, 4, 8, device="cuda")
+    with pytest.raises(NotImplementedError, match="CUDA"):
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)
+    cuts = torch.tensor([0, 4], dtype=torch.int32, device="cuda")
+    packed = query[0].transpose(0, 1)
+    for dtype, taken in ((torch.bfloat16, nullcontext()), (torch.float32, pytest.raises(RuntimeError, match="fp16"))):
+        with taken:
+            varlen_attn(*[packed.to(dtype)] * 3, cuts, cuts, 4, 4)
+    assert nn.functional.scaled_dot_product_attention(query, query, query).is_cuda
 
 
 def test_a_mark_ends_with_its_storage(gpu: PretendedCuda) -> None:
@@ -285,4 +411,7 @@ def test_a_total_on_the_cpu_is_found(gpu: PretendedCuda) -> None:
     with pytest.raises(RuntimeError, match=MIXED):
         for value in values:
             total += value
+    total = torch.zeros(())  # without dimensions
+    with pytest.raises(RuntimeError, match=MIXED):
+        total += values[0]
     assert is_on_gpu(sum(values, torch.zeros((), device="cuda")))

@@ -116,7 +116,7 @@ def sapo(
         high: not used by this surrogate.
         temperatures: t where A > 0, and t elsewhere.
     """
-    positive, other = (ratio_K.new_tensor(t) for t in temperatures)
+    positive, other = (ratio_K.new_full((), t) for t in temperatures)
     t_K = torch.where(advantage_K > 0, positive, other)
     return -advantage_K * (4 / t_K) * torch.sigmoid(t_K * (ratio_K - 1))
 
@@ -435,7 +435,7 @@ def policy_loss(
     negative_K, positive_K = advantage_K < 0, advantage_K > 0
     low_K, high_K = negative_K & (value_K < 1 - clip_low), positive_K & (value_K > 1 + clip_high)
     sums = {
-        "tokens": torch.tensor(len(logp_K), device=logp_K.device),
+        "tokens": torch.full((), len(logp_K), device=logp_K.device),  # not torch.tensor: the host would wait
         "policy_loss": loss.detach(),
         "clipped_low": low_K.sum(),
         "clipped_high": high_K.sum(),
@@ -479,4 +479,4 @@ def policy_loss(
 def supervised_loss(logp_K: Tensor, entropy_K: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     """Return minus the weighted log-likelihood, the warm start's loss, and its number of tokens for the metrics."""
     weight_K = inputs.weights_n[inputs.response_K].to(logp_K.dtype)
-    return -(weight_K * logp_K).sum(), {"tokens": torch.tensor(len(logp_K), device=logp_K.device)}
+    return -(weight_K * logp_K).sum(), {"tokens": torch.full((), len(logp_K), device=logp_K.device)}

@@ -15,9 +15,13 @@ The rules, each with a test in tests/test_pretended_cuda.py:
 
 - `.to`, `.cuda` and `.cpu` copy where the device changes, and gradients go back to the device that they belong to;
 - factories make tensors where `device` says, on the CPU without it; results are where the inputs are;
-- an operation on both kinds raises, except for copies, for a CPU tensor without dimensions in a pointwise operation,
-  and for indices of the CPU into a tensor of the GPU;
+- an operation on both kinds raises, except for copies, for one CPU tensor without dimensions that a pointwise
+  operation reads, and for indices of the CPU into a tensor of the GPU;
+- a gradient is where its tensor is, and that which a function of ours returns where the one that it got is;
+- the CPU's own kernels, called by name, take nothing of the GPU;
 - NumPy cannot read a tensor of the GPU, which cannot be pinned either;
+- the host waits where it reads a value, and for a copy between the devices, unless the copy is of pinned memory or to
+  the host and asked not to wait; torch.tensor copies what it is given;
 - a generator of the CPU draws nothing on the GPU;
 - DeepSpeed's accelerator is this rank's GPU, `vlm_rl.devices.has_gpu()` is true, and NCCL is gloo;
 - the histogram of integers is computed, which the CPU has no kernel for;
@@ -42,19 +46,26 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import save_on_cpu
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.flash_reference import flash_attention_on_cpu
 
 CARD_BYTES = 80 * 2**30
-_MARK = "_is_on_pretended_gpu"
+_MARK, _PINNED = "_is_on_pretended_gpu", "_is_pinned_beside_pretended_gpu"
 
 # Operations that take tensors of both devices: copies, and what reads one.
 _COPIES = {"copy_", "_to_copy", "_foreach_copy_", "_copy_from", "_copy_from_and_resize", "is_same_size"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 _TAKES_A_NUMBER = {"fill_", "masked_fill", "masked_fill_", "_foreach_mul_", "_foreach_mul", "_foreach_div_"}
-_READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "unique_consecutive", "_unique2"}
+_FLASH = {"_flash_attention_forward", "_flash_attention_backward", "_varlen_attn", "_varlen_attn_backward"}
+_READS = {
+    *("_local_scalar_dense", "nonzero", "equal", "allclose", "masked_select", "unique_consecutive", "_unique2"),
+    "bincount",
+}
 
 
 def this_gpu() -> torch.device:
@@ -80,6 +91,22 @@ def _mark(tensor: Tensor, on_gpu: bool | None) -> None:
     with torch._C.DisableTorchFunction():
         if not tensor.is_meta:
             setattr(tensor.untyped_storage(), _MARK, on_gpu)
+
+
+def _is_pinned(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return getattr(tensor.untyped_storage(), _PINNED, False)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        setattr(tensor.untyped_storage(), _PINNED, True)
+    return tensor
+
+
+def _waits_for_copy(source: Tensor, to_gpu: bool, *, non_blocking: bool) -> bool:
+    """Tell whether the host waits for a copy between the devices: the GPU reads memory that is not pinned late."""
+    return not non_blocking or (to_gpu and not _is_pinned(source))
 
 
 def _is_cuda(device: Any) -> bool | None:
@@ -143,15 +170,20 @@ class _Operations(TorchDispatchMode):
                 _mark(tensor, None)  # _Functions knows better, where it was called
             return out
         marks = [_mark_of(x) for x in inputs]
+        storages = [x for x in args if isinstance(x, torch.UntypedStorage)]
+        if marks[0] is not None and any(bool(getattr(x, _MARK, False)) != marks[0] for x in storages):
+            raise RuntimeError("Attempted to set the storage of a tensor to a storage on the other device")
         if any(marks):
             for index in (i for i, mark in enumerate(marks) if mark is None):
                 _mark(inputs[index], True)
                 marks[index] = True
+        if any(marks) and name in _FLASH and inputs[0].dtype not in (torch.float16, torch.bfloat16):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         if any(marks) and name not in _COPIES:
-            self._check(func, name, inputs, marks)
+            self._check(func, name, inputs, marks, _written(func, args, kwargs))
             if kwargs.get("generator") is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-        if marks and marks[0] and name in _READS:
+        if any(marks) and self._waits(func, name, args, kwargs, marks):
             self.gpu.count_read(name)
         out = self._compute(func, name, args, kwargs) if any(marks) else func(*args, **kwargs)
         on_gpu = marks[0] if name in _COPIES | _INDEXING else any(marks)
@@ -167,21 +199,48 @@ class _Operations(TorchDispatchMode):
             return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
         return func(*args, **kwargs)
 
-    def _check(self, func: Any, name: str, inputs: list[Tensor], marks: list[bool | None]) -> None:
+    def _waits(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], marks: list[bool | None]) -> bool:
+        """Tell whether the host waits for the GPU in this operation."""
+        if name == "copy_":
+            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            return marks[0] != marks[1] and _waits_for_copy(args[1], bool(marks[0]), non_blocking=non_blocking)
+        if name in _INDEXING and marks[0]:
+            indices = [x for x in args[1] if x is not None]
+            if any(not _mark_of(x) for x in indices):
+                return True  # copied to the GPU
+            fills = "put" in name and len(indices) == 1 and not args[2].dim() and not _mark_of(args[2])
+            return not fills and any(x.dtype == torch.bool for x in indices)
+        if name == "where":
+            return not all(marks)  # a number of the CPU is copied
+        if name == "repeat_interleave":
+            return func._overloadname == "Tensor" and kwargs.get("output_size") is None
+        return bool(marks[0]) and name in _READS
+
+    def _check(
+        self, func: Any, name: str, inputs: list[Tensor], marks: list[bool | None], written: list[Tensor]
+    ) -> None:
         if all(marks):
             return
         if name in _INDEXING and marks[0]:  # indices may be of the CPU, values may not
             values = [m for x, m in zip(inputs[-1:], marks[-1:], strict=True) if "put" in name and x.dim()]
             if all(values):
                 return
-        elif (torch.Tag.pointwise in func.tags or name in _TAKES_A_NUMBER) and all(
-            m or not x.dim() for x, m in zip(inputs, marks, strict=True)
-        ):
-            return
+        elif name != "equal" and (torch.Tag.pointwise in func.tags or name in _TAKES_A_NUMBER):
+            others = [x for x, m in zip(inputs, marks, strict=True) if not m]
+            is_read = not any(x.dim() or any(x is y for y in written) for x in others)
+            if is_read and (len(others) == 1 or name == "where"):
+                return
         where = ", ".join(f"{'cuda:0' if m else 'cpu'} {tuple(x.shape)}" for x, m in zip(inputs, marks, strict=True))
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices: {name} got {where}"
         )
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operation changes."""
+    arguments = func._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    return _tensors([given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write])
 
 
 class _Functions(TorchFunctionMode):
@@ -196,9 +255,15 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and (answer := _ANSWERS.get(func.__self__)) is not None:
             return answer(func, args[0])
+        if name == "__set__" and func.__self__ is Tensor.grad:
+            _check_grad(*args)
         if (handler := _METHODS.get(func)) is not None:
             return handler(self, func, args, kwargs)
+        if isinstance(func, OpOverloadPacket) and "_for_cpu" in name and any(map(is_on_gpu, _tensors(args))):
+            raise NotImplementedError(f"Could not run 'aten::{name}' with arguments from the 'CUDA' backend.")
         with self.gpu.inside(self):
+            if name == "type_as":
+                return self._to("to", args[0], list(args[1:]), kwargs)
             if name in ("to", "cuda", "cpu") and isinstance(args[0], Tensor):
                 return self._to(name, args[0], list(args[1:]), kwargs)
             return self._call(func, args, kwargs)
@@ -216,14 +281,14 @@ class _Functions(TorchFunctionMode):
                 to_gpu, given["dtype"] = is_on_gpu(other), other.dtype
             else:
                 to_gpu = _is_cuda(given.get("device"))
-        waits = not given.pop("non_blocking", False)
+        non_blocking = given.pop("non_blocking", False)
         given.pop("device", None)
         given = {key: value for key, value in given.items() if value is not None}
         out = tensor.to(**given) if given and name == "to" else tensor
         if to_gpu is None or to_gpu == is_on_gpu(tensor) or tensor.is_meta:
             return out
-        if waits and not to_gpu:
-            self.gpu.count_read("to cpu")
+        if _waits_for_copy(tensor, to_gpu, non_blocking=non_blocking):
+            self.gpu.count_read(f"to {'cuda' if to_gpu else 'cpu'}")
         return _Move.apply(out, to_gpu) if out.requires_grad and torch.is_grad_enabled() else _moved(out, to_gpu)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -233,15 +298,21 @@ class _Functions(TorchFunctionMode):
             kwargs["device"] = "cpu"
             if kwargs.get("generator") is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-        if kwargs.get("pin_memory"):
-            if on_gpu:
+        pins = kwargs.get("pin_memory")
+        if pins:
+            if on_gpu or (on_gpu is None and any(map(is_on_gpu, _tensors(args)))):
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             kwargs["pin_memory"] = False
         if on_gpu is None and func in _LIKE_DATA and isinstance(args[-1], Tensor):
             on_gpu = is_on_gpu(args[-1])
         elif on_gpu is None and func is Tensor.new_tensor:
             on_gpu = is_on_gpu(args[0])
+        copies = func in _LIKE_DATA or func is Tensor.new_tensor
+        if copies and on_gpu and not any(map(is_on_gpu, _tensors(args[-1:]))):
+            self.gpu.count_read("torch.tensor")
         out = func(*args, **kwargs)
+        if pins:
+            _pinned(out)
         if on_gpu is None or not isinstance(out, Tensor):
             for tensor in _tensors((out,)):
                 if _mark_of(tensor) is None:
@@ -310,7 +381,12 @@ def _numpy(mode: _Functions, func: Any, args: Any, kwargs: dict[str, Any]) -> An
 def _pin_memory(mode: _Functions, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     if is_on_gpu(args[0]):
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
-    return args[0].clone()
+    return _pinned(args[0].clone())
+
+
+def _check_grad(tensor: Tensor, grad: Tensor | None) -> None:
+    if grad is not None and is_on_gpu(grad) != is_on_gpu(tensor):
+        raise RuntimeError("assigned grad has data located on a different device")
 
 
 def _tolist(mode: _Functions, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -327,7 +403,7 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     _PIN_MEMORY: _pin_memory,
-    Tensor.is_pinned: lambda *_: False,
+    Tensor.is_pinned: lambda _mode, _func, args, _kwargs: _is_pinned(args[0]),
     Tensor.tolist: _tolist,
     Tensor.get_device: lambda _mode, _func, args, _kwargs: this_gpu().index if is_on_gpu(args[0]) else -1,
 }
@@ -393,6 +469,18 @@ class PretendedCuda:
 
         return call
 
+    def _pinning(self, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return torch's own hook, which pins only where there is a GPU, and asks torch."""
+
+        def call(x: Any) -> Any:
+            self._here.is_asked = True
+            try:
+                return pack(x)
+            finally:
+                self._here.is_asked = False
+
+        return call
+
     def _patches(self) -> Iterator[Any]:
         from vlm_rl import devices
         from vlm_rl.learner.attention import shared_prefix as shared_prefix_attention
@@ -400,6 +488,8 @@ class PretendedCuda:
         yield _answering(devices.has_gpu, True)
         for name, answer in _TORCH_CUDA.items():
             yield mock.patch.object(torch.cuda, name, answer)
+        # Other libraries would look for a driver; ours ask vlm_rl.devices.
+        yield mock.patch.object(torch.cuda, "is_available", lambda: getattr(self._here, "is_asked", False))
         yield mock.patch.object(Tensor, "pin_memory", _PIN_MEMORY)  # vLLM's CPU worker replaces it for good
         yield mock.patch.object(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None)
         yield mock.patch.object(shared_prefix_attention, "can_use_flash_attention", _takes_flash)
@@ -408,9 +498,26 @@ class PretendedCuda:
         own_init = hooks.__init__
 
         def init(this: Any, pack: Any, unpack: Any) -> None:
+            pack = self._pinning(pack) if isinstance(this, save_on_cpu) else pack
             own_init(this, self._hooked(pack), self._hooked(unpack))
 
         yield mock.patch.object(hooks, "__init__", init)
+        apply = BackwardCFunction.apply
+
+        def apply_checked(function: Any, *grads: Any) -> Any:
+            out = apply(function, *grads)
+            if not isinstance(function, _Move._backward_cls) and any(map(is_on_gpu, _tensors(grads))):
+                for grad in _tensors(out if isinstance(out, tuple) else (out,)):
+                    if _mark_of(grad) is False:
+                        raise RuntimeError(
+                            f"Function {type(function).__name__} returned an invalid gradient - "
+                            "expected device cuda:0 but got cpu"
+                        )
+            return out
+
+        yield mock.patch.object(BackwardCFunction, "apply", apply_checked)
+        yield mock.patch.object(torch.UntypedStorage, "device", property(_device_of_storage))
+        yield mock.patch.object(torch.UntypedStorage, "clone", _cloned_storage)
         own_run = threading.Thread.run
 
         def run(thread: threading.Thread) -> None:
@@ -421,6 +528,19 @@ class PretendedCuda:
         yield mock.patch.object(threading.Thread, "run", run)
         yield mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "1"})
         yield _deepspeed_on_gpu()
+
+
+_storage_device: Any = vars(torch._C.StorageBase)["device"]
+
+
+def _device_of_storage(storage: torch.UntypedStorage) -> torch.device:
+    return this_gpu() if getattr(storage, _MARK, False) else _storage_device.__get__(storage)
+
+
+def _cloned_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    copy = torch.UntypedStorage(storage.nbytes()).copy_(storage)
+    setattr(copy, _MARK, getattr(storage, _MARK, False))
+    return copy
 
 
 @contextmanager
@@ -469,7 +589,6 @@ def _takes_flash(params: Any) -> bool:
 
 
 _TORCH_CUDA: dict[str, Any] = {
-    "is_available": lambda: False,  # libraries would look for a driver; ours ask vlm_rl.devices
     "set_device": lambda device: None,
     "current_device": lambda: this_gpu().index,
     "device_count": lambda: 1,

@@ -6,7 +6,7 @@ No test here moves a tensor that the product has to move.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,16 @@ from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.rotation import todays
 from tests.helpers.torch_versions import VARLEN
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
-from vlm_rl.config import LoraConfig
+from vlm_rl.config import LoraConfig, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.attention import FUSED, AttentionKernels, attention_bf16, attention_fp32
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.learner.attention import shared_prefix
 from vlm_rl.learner.attention import vision as vision_attention
-from vlm_rl.learner.packing import PackedRow
+from vlm_rl.learner.checkpoint_files import host_copy
+from vlm_rl.learner.head import Head
+from vlm_rl.learner.packing import PackedRow, move
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
@@ -130,24 +133,43 @@ def policy_and_row(gpu: PretendedCuda, tiny_model: Path) -> tuple[Policy, Packed
 
 
 @pytest.mark.parametrize(
-    ("model_type", "most"), [("qwen3", 1), ("qwen3_moe", 1), ("internvl", 3), ("qwen2_5_vl", 10), ("qwen3_vl", 8)]
+    ("model_type", "rows", "most"),
+    [
+        *(("qwen3", "auto", 1), ("qwen3_moe", "auto", 1), ("qwen3_moe", "padded", 1), ("internvl", "auto", 3)),
+        *(("gemma3_text", "auto", 2), ("qwen2_5_vl", "auto", 19), ("qwen3_vl", "auto", 23)),
+    ],
 )
 def test_the_host_seldom_waits_for_a_row(
-    gpu: PretendedCuda, model_type: str, most: int, family_model: FamilyModel
+    gpu: PretendedCuda, model_type: str, rows: RowFormat, most: int, family_model: FamilyModel
 ) -> None:
-    """Each read of a tensor's values makes the host wait until the GPU has nothing left to do."""
+    """Each wait is until the GPU has nothing left to do. The towers' are transformers' own."""
     folder = family_model(model_type)
-    policy = Policy(load_model(folder, dtype=torch.bfloat16), banned_ids=BANNED, temperature=TEMPERATURE)
+    model = load_model(folder, dtype=torch.bfloat16, rows=rows)
+    policy = Policy(model, banned_ids=BANNED, temperature=TEMPERATURE, rows=rows)
     policy.enable_checkpointing()
     vocabulary = policy.model.config.get_text_config().vocab_size
-    row = packed_row(policy, groups_of(model_type, folder, vocabulary)).to("cuda")
+    row = packed_row(policy, groups_of(model_type, folder, vocabulary))
     gpu.host_reads.clear()
+    row = row.to("cuda")
     logp_K, entropy_K = policy(row)
     loss, _ = policy_loss(
-        logp_K, entropy_K, row.loss, ratio="token", surrogate="clip", kl_coef=0.0, entropy_coef=0.1, **OPTIONS
+        logp_K, entropy_K, row.loss, ratio="token", surrogate="sapo", kl_coef=0.0, entropy_coef=0.1, **OPTIONS
     )
     loss.backward()
+    policy.routers.take()
     assert sum(gpu.host_reads.values()) <= most, gpu.host_reads
+
+
+def test_a_row_of_text_brings_its_unused_image_without_a_wait(
+    gpu: PretendedCuda, policy_and_row: tuple[Policy, PackedRow], tiny_model: Path
+) -> None:
+    policy, _ = policy_and_row
+    text, *_ = groups_of("qwen2_5_vl", tiny_model, policy.model.config.get_text_config().vocab_size)
+    row = packed_row(policy, [text])
+    assert not row.vision
+    gpu.host_reads.clear()
+    policy(row.to("cuda"))
+    assert not [what for what in gpu.host_reads if what.startswith("to cuda")]
 
 
 def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -170,6 +192,8 @@ def test_every_tensor_of_a_row_moves(policy_and_row: tuple[Policy, PackedRow]) -
     assert moved.keys() == dict(tensors_in(row, "row")).keys()
     assert {"row.loss.weights_n", "row.layout.own.queries", "row.vision[pixel_values]"} < moved.keys()
     assert not [name for name, tensor in moved.items() if not tensor.is_cuda]
+    again = row.to("cuda").to("cuda")  # what is there cannot be pinned
+    assert again.ids_T.is_cuda
 
 
 def test_a_row_left_behind_is_refused(policy_and_row: tuple[Policy, PackedRow]) -> None:
@@ -181,15 +205,62 @@ def test_a_row_left_behind_is_refused(policy_and_row: tuple[Policy, PackedRow]) 
 @pytest.mark.parametrize("ratio", list(RATIOS))
 @pytest.mark.parametrize("surrogate", list(SURROGATES))
 def test_the_loss_stays_on_its_device(policy_and_row: tuple[Policy, PackedRow], ratio: str, surrogate: str) -> None:
+    """With everything that an algorithm may add to it, and a distillation over the teacher's likeliest ids."""
     _, row = policy_and_row
-    inputs = row.to("cuda").loss
-    logp_K = torch.full((len(row.target_K),), -1.0, device="cuda", requires_grad=True)
-    loss, sums = policy_loss(
-        logp_K, logp_K, inputs, ratio=ratio, surrogate=surrogate, kl_coef=0.0, entropy_coef=0.1, **OPTIONS
+    size = len(row.target_K)
+    before_K = torch.linspace(-2, -1, size)
+    inputs = replace(
+        row.loss,
+        **dict.fromkeys(("old_logp_K", "sampler_logp_K", "reference_logp_K", "teacher_logp_K"), before_K),
+        tenth_n=torch.zeros_like(row.loss.lengths_n),
+        fresh_K=torch.ones(size, dtype=torch.bool),
+        credit_K=torch.ones(size),
+        blind_logp_K=before_K,
+        teacher_top_Kk=before_K[:, None],
+        mean_weight=torch.tensor(1 / size),
     )
-    loss.backward()
-    assert all(value.is_cuda for value in (loss, *sums.values()))
-    assert supervised_loss(logp_K, logp_K, inputs)[0].is_cuda
+    logp_K = torch.full((size,), -1.0, device="cuda", requires_grad=True)
+    options: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.1, "perception_coef": 0.1, "rejection": "token"}
+    for top_Kk in (None, logp_K[:, None]):
+        loss, sums = policy_loss(
+            logp_K, logp_K, move(inputs, "cuda"), top_Kk, ratio=ratio, surrogate=surrogate, clip_dual=3.0,
+            distillation_coef=0.1, **options, **OPTIONS,
+        )  # fmt: skip
+        loss.backward()
+        assert all(value.is_cuda for value in (loss, *sums.values()))
+    assert {"by_length", "fresh_tokens", "rejected", "kl", "perception", "teacher_mass", "clipped_dual"} < sums.keys()
+    loss, sums = supervised_loss(logp_K, logp_K, move(inputs, "cuda"))
+    assert loss.is_cuda and sums["tokens"].is_cuda
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_head_stays_on_its_device(
+    gpu: PretendedCuda, dtype: torch.dtype, soft_cap: float | None, wanted: tuple[int, ...]
+) -> None:
+    """Whichever of log-probs, entropies and log-probs of further ids have a gradient, and nobody waits for it."""
+    head = Head(nn.Linear(4, 8, bias=False).to("cuda", dtype), banned_ids=[1], temperature=0.7, soft_cap=soft_cap)
+    hidden_KH = torch.ones(3, 4, device="cuda", dtype=dtype, requires_grad=True)
+    ids_Kk = torch.zeros(3, 2, dtype=torch.int64, device="cuda") if 2 in wanted else None
+    gpu.host_reads.clear()
+    scores = head(hidden_KH, torch.zeros(3, dtype=torch.int64, device="cuda"), ids_Kk=ids_Kk)
+    sum((scores[n].sum() for n in wanted), torch.zeros((), device="cuda")).backward()
+    assert hidden_KH.grad is not None and hidden_KH.grad.is_cuda and head.weight.grad is not None
+    likeliest = head(hidden_KH, torch.zeros(3, dtype=torch.int64, device="cuda"), top_k=2)[2:]
+    assert all(x.is_cuda for x in likeliest) and not gpu.host_reads
+
+
+def test_what_a_checkpoint_writes_later_is_copied_to_the_host(gpu: PretendedCuda) -> None:
+    """Once for all tensors that share it."""
+    whole, here = torch.arange(4.0, device="cuda"), torch.ones(2)
+    copy = host_copy({"whole": whole, "part": whole[1:3], "here": here})
+    for tensor in (whole, here):
+        tensor.zero_()
+    assert [x.tolist() for x in copy.values()] == [[0, 1, 2, 3], [1, 2], [1, 1]]
+    assert not any(x.is_cuda for x in copy.values())
+    copy["part"].zero_()
+    assert copy["whole"].tolist() == [0, 0, 0, 3]
 
 
 def test_adapters_are_where_the_model_is(policy_and_row: tuple[Policy, PackedRow]) -> None:
@@ -203,14 +274,19 @@ def test_adapters_are_where_the_model_is(policy_and_row: tuple[Policy, PackedRow
     assert all(p.grad is None or p.grad.is_cuda for p in policy.parameters())
 
 
-def test_activations_go_to_host_memory_and_return(policy_and_row: tuple[Policy, PackedRow]) -> None:
+def test_activations_go_to_host_memory_and_return(
+    gpu: PretendedCuda, policy_and_row: tuple[Policy, PackedRow]
+) -> None:
     policy, row = policy_and_row
     row = row.to("cuda")
     policy(row)[0].sum().backward()
     expected = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
     policy.enable_checkpointing(offload=True)
-    policy(row)[0].sum().backward()
+    logp_K, _ = policy(row)
+    gpu.host_reads.clear()
+    logp_K.sum().backward()
+    assert not [what for what in gpu.host_reads if what.startswith("to cuda")], "what returns was not pinned"
     for parameter, grad in zip(policy.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad)
 
@@ -235,6 +311,9 @@ def test_the_doctor_sees_the_kernels_of_a_gpu(gpu: PretendedCuda, monkeypatch: p
     answer = attention_bf16(None)
     assert answer.outcome == "ok" and FUSED in answer.detail, answer
     assert attention_fp32(None).outcome == "ok"
+    monkeypatch.setattr(shared_prefix, "can_use_flash_attention", lambda _: False)  # of an older card
+    answer = attention_bf16(None)
+    assert answer.outcome == "off" and f"not {FUSED}" in answer.detail, answer
     attention._expected.cache_clear()
 
 

@@ -105,7 +105,7 @@ def test_padded_rows_by_hand() -> None:
     spans = [((0, 3), [(3, 2), (5, 1)]), ((6, 2), [(8, 3)])]
     padded = padded_rows(spans, [np.arange(size) for _, responses in spans for _, size in responses])
     assert padded.tokens_NL.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 5, 0], [6, 7, 8, 9, 10]]
-    assert padded.is_padding_NL.nonzero().tolist() == [[1, 4]]
+    assert padded.real_R.tolist() == [n for n in range(3 * 5) if n != 5 + 4]
     assert padded.predictor_K.tolist() == [2, 3, 5 + 2, 10 + 1, 10 + 2, 10 + 3]
     # Of the last response the token in the middle was observed: nothing predicts it, and it predicts the last one.
     episode = padded_rows(spans, [np.arange(2), np.arange(1), np.array([0, 2])])

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.pretended_cuda import PretendedCuda
 from vlm_rl.samplers import fingerprint as fingerprint_module
 from vlm_rl.samplers.fingerprint import Shard, fingerprint, join_shards, shard_checksums
 
@@ -138,3 +139,15 @@ def test_a_shard_that_is_wrong_on_one_rank_is_found(dim: int) -> None:
     assert {name for name, change in wrong.items() if held(change) == whole} == set()
     copies = [[Shard("w", tensor, (4, 6))], [Shard("w", tensor + 1, (4, 6))]]
     assert whole not in (joined(copies), joined(copies[::-1])), "copies that differ"
+
+
+def test_a_gpu_is_read_once() -> None:
+    """However many tensors are hashed there; some may be elsewhere."""
+    tensors = [(f"t{n}", torch.randn(5, generator=torch.Generator().manual_seed(n))) for n in range(3)]
+    with PretendedCuda() as gpu:
+        there = [(name, tensor.to("cuda")) for name, tensor in tensors]
+        gpu.host_reads.clear()
+        found = fingerprint(there)
+        assert sum(gpu.host_reads.values()) == 1, gpu.host_reads
+        assert fingerprint([*there[:2], tensors[2]]) == found
+    assert found == fingerprint(tensors)

@@ -336,7 +336,7 @@ class PaddedRows:
     """A row's responses, each after a copy of its prompt and filled up to the longest."""
 
     tokens_NL: Tensor  # int64, which token of the packed row each one is; what fills up repeats the row's first
-    is_padding_NL: Tensor
+    real_R: Tensor  # int64, which of the flattened rows' tokens fill nothing up
     predictor_K: Tensor  # int64, like PackedRow's, into the flattened rows
 
     def to(self, device: torch.device | str) -> Self:
@@ -356,7 +356,8 @@ def padded_rows(spans: RowSpans, sampled: Sequence[np.ndarray]) -> PaddedRows:
         tokens_NL[row, length : length + size] = np.arange(response, response + size)
         is_padding_NL[row, : length + size] = False
         predictors.append(row * longest + length - 1 + sampled[row])
-    return PaddedRows(torch.from_numpy(tokens_NL), torch.from_numpy(is_padding_NL), _int64(predictors))
+    real_R = torch.from_numpy(np.flatnonzero(~is_padding_NL))
+    return PaddedRows(torch.from_numpy(tokens_NL), real_R, _int64(predictors))
 
 
 def windowed_runs(spans: RowSpans, window: int) -> WindowedRuns | None:

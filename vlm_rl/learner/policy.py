@@ -34,7 +34,7 @@ from vlm_rl.learner.attention import linear, patches
 from vlm_rl.learner.attention import shared_prefix as attention
 from vlm_rl.learner.deepspeed import register_reads, sharded_loading
 from vlm_rl.learner.head import Head
-from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
+from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, move, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
 from vlm_rl.learner.sequence_parallel import RankGroup, RowShare, check_heads
@@ -317,7 +317,7 @@ class Policy(nn.Module):
             if self.vision is not None:
                 masks = partial(self.vision.row_masks, self.model.config, ids_NL=row.ids_T[padded.tokens_NL])
                 text_arguments["row_masks"] = masks
-            self.routers.is_padding = padded.is_padding_NL.flatten()
+            self.routers.counted = padded.real_R
             self.routers.replayed = None if row.experts_TLK is None else row.experts_TLK[padded.tokens_NL.flatten()]
         positions = row.positions_3T[0][None]
         vision: dict[str, Any] = {}
@@ -348,7 +348,7 @@ class Policy(nn.Module):
         if row.vision:
             return self.vision.features(self.model, row.vision)
         unused = self.vision.unused_image(self.model.config)
-        features = self.vision.features(self.model, {key: t.to(row.ids_T.device) for key, t in unused.items()})
+        features = self.vision.features(self.model, move(unused, row.ids_T.device))
         return [features_FH[:0] for features_FH in features]
 
 

@@ -39,7 +39,7 @@ class RouterWatch:
     def __init__(self, model: nn.Module) -> None:
         self._sums: dict[str, Tensor] = {}
         self.ranks = RankGroup()  # that have a share of each row
-        self.is_padding: Tensor | None = None  # bool [T], of the pass in progress: tokens that do not count
+        self.counted: Tensor | None = None  # int64, the tokens of the pass in progress that count; None: all
         self._is_paused = False
         self.replayed: Tensor | None = None  # [T, layers, K] of the pass in progress; -1 where the router chooses
         for layer, router in routers_of(model).items():
@@ -85,13 +85,13 @@ class RouterWatch:
 
     @torch.no_grad()
     def _count(self, logp_TE: Tensor, chosen_TK: Tensor, replaced_T: Tensor | None) -> None:
-        if self.is_padding is not None:
-            logp_TE, chosen_TK = logp_TE[~self.is_padding], chosen_TK[~self.is_padding]
-            replaced_T = None if replaced_T is None else replaced_T[~self.is_padding]
+        if self.counted is not None:
+            logp_TE, chosen_TK = logp_TE[self.counted], chosen_TK[self.counted]
+            replaced_T = None if replaced_T is None else replaced_T[self.counted]
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))
         load_E = self.ranks.sum(load_E)  # a row's load is that of all its tokens
-        num_tokens = torch.tensor(float(len(logp_TE)), device=logp_TE.device)
+        num_tokens = torch.full((), float(len(logp_TE)), device=logp_TE.device)  # for torch.tensor the host waits
         for key, value in {
             "router_tokens": num_tokens,
             "router_entropy": -(logp_TE.exp() * logp_TE).sum(),
