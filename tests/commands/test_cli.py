@@ -429,12 +429,15 @@ def test_grading_one_response(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "run", "--out", "file/report.html"], ["file/report.html"]),
         (["demo", "nowhere"], ["nowhere"]),
         (["demo", "run"], ["no evaluation"]),
-        (["quickstart", "--out", "other"], ["other", "exists"]),
+        (["quickstart", "--out", "other"], ["other exists already", "remove it,", "--out"]),
+        (["quickstart", "--out", "stopped"], ["stopped-data exists already", "remove it,", "--out"]),
+        (["quickstart", "--out", "run", "--tools"], ["run, run-data exist already", "remove them,", "--out"]),
         (["quickstart", "--algorithm", "ppo"], ["'ppo'", "known names: grpo"]),
     ],
 )
 def test_other_mistakes(refused, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    (tmp_path / "other").mkdir()
+    for name in ("other", "stopped-data", "run-data"):
+        (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("")
     tree = {"out": "run", "model": {"path": "x"}, "data": {"train": ["x"]}}
     RunDirectory(tmp_path / "run").create(parse_config(tree))
