@@ -8,7 +8,9 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import vlm_rl
@@ -61,12 +63,22 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code, str(recorded)], check=True, cwd=tmp_path)
 
 
+def test_a_gold_may_be_a_number_as_a_data_frame_has_it() -> None:
+    golds: list[Any] = [3, 3.0, np.int64(3), np.float64(3), [1, 3], np.array([1, 3])]
+    for gold in golds:
+        assert vlm_rl.grade(r"\boxed{3}", gold).verdict == "correct", repr(gold)
+        assert vlm_rl.grade(r"\boxed{4}", gold).verdict == "wrong", repr(gold)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"template": "free"}, ["'free'", "think_answer"]),
         ({"answer_type": "number"}, ["'number'", "expression"]),
         ({"gold": []}, ["gold"]),
+        ({"gold": None}, ["gold is None", "a number"]),
+        ({"gold": ["1", None]}, ["gold is ['1', None]"]),
+        ({"gold": True}, ["gold is True"]),
     ],
 )
 def test_a_mistake_names_the_argument_and_what_is_known(arguments: dict[str, object], words: list[str]) -> None:

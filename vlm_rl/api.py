@@ -7,7 +7,8 @@ These functions are offered by `vlm_rl` itself: `vlm_rl.grade`, `vlm_rl.read_run
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def grade(
     response: str,
-    gold: str | Sequence[str],
+    gold: str | float | Sequence[str | float],
     *,
     answer_type: AnswerType | None = None,
     choices: Sequence[str] = (),
@@ -38,7 +39,7 @@ def grade(
 
     Args:
         response: the whole response; its answer is the content of the last `\boxed{}` that the template allows.
-        gold: the right answer without `\boxed{}`; several are alternatives, any of which is right.
+        gold: the right answer without `\boxed{}`, text or number; several are alternatives, any of which is right.
         answer_type: "choice", "integer", "float", "expression", "text" or "list"; by default "choice" where there are
             choices, otherwise the form of the first gold decides.
         choices: the texts of options A, B, C, ...
@@ -54,7 +55,7 @@ def grade(
         decided (`path`) and the reason in words.
 
     Raises:
-        UserError: the template or the answer type is unknown, or there is no gold.
+        UserError: the template or the answer type is unknown, or the gold is missing or neither text nor number.
     """
     task = _task(response, gold, answer_type, choices, template, tolerance, question)
     if grader is not None:
@@ -65,7 +66,7 @@ def grade(
 
 def first_answer(
     response: str,
-    gold: str | Sequence[str],
+    gold: str | float | Sequence[str | float],
     *,
     answer_type: AnswerType | None = None,
     choices: Sequence[str] = (),
@@ -80,7 +81,7 @@ def first_answer(
 
     Args:
         response: the whole response.
-        gold: the right answer without `\boxed{}`; several are alternatives, any of which is right.
+        gold: the right answer without `\boxed{}`, text or number; several are alternatives, any of which is right.
         answer_type, choices, tolerance, question: as for `grade`.
         grader: a `Grader` whose worker processes make symbolic comparisons, each within its limit of CPU time;
             without one a value that needs such a comparison does not count.
@@ -91,7 +92,7 @@ def first_answer(
         statement is right.
 
     Raises:
-        UserError: the answer type is unknown, or there is no gold.
+        UserError: the answer type is unknown, or the gold is missing or neither text nor number.
     """
     task = _task(response, gold, answer_type, choices, "plain", tolerance, question)
     return find_first_answer(task, grader=grader)[0]
@@ -99,14 +100,17 @@ def first_answer(
 
 def _task(
     response: str,
-    gold: str | Sequence[str],
+    gold: str | float | Sequence[str | float],
     answer_type: AnswerType | None,
     choices: Sequence[str],
     template: str,
     tolerance: float | None,
     question: str,
 ) -> GradeTask:
-    golds = (gold,) if isinstance(gold, str) else tuple(gold)
+    given = tuple(gold) if isinstance(gold, Iterable) and not isinstance(gold, str) else (gold,)
+    golds = tuple(str(value) for value in given if isinstance(value, str | Real) and not isinstance(value, bool))
+    if len(golds) < len(given):
+        raise UserError(f"gold is {gold!r}; give a text or a number, or several")
     if not golds:
         raise UserError("gold is empty; give at least one right answer")
     if template not in TEMPLATES:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,19 @@ class _CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _HelpFormatter, **options})
         self.epilog = self.epilog or examples_of(self.prog)
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        """Refuse an option that `eval` does not have: argparse would read its value as the name of an action."""
+        actions = next((a for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
+        if args is not None and actions is not None and not actions.required:
+            own = takewhile(lambda word: word not in actions.choices, args)
+            for name in (word.partition("=")[0] for word in own if word.startswith("--")):
+                if not any(known.startswith(name) for known in self._option_string_actions):
+                    near = get_close_matches(name, self._option_string_actions, n=1)
+                    self.error(f"there is no {name}; {f'did you mean {near[0]}?' if near else '--help lists all'}")
+        return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Ask for the name that was meant, where one of those that may stand here is close to the one given."""

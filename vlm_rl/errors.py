@@ -1,6 +1,7 @@
 """The two exceptions that are not faults of the program: a user's mistake, and a stop that was asked for.
 
-Beside them what messages share: what no code can help, what a misspelt name may have meant, and a signal's name.
+Beside them what messages share: what no code can help, what a misspelt name may have meant, where a user's module
+is looked for, and a signal's name.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def near(name: str, known: Iterable[str], *, otherwise: str) -> str:
     """Return the question whether a known name was meant, or `otherwise` if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def where_to_look(path: str, fault: str) -> str:
+    """Return the next step if importing module.NAME failed because its own module was not found, else nothing."""
+    module = path.partition(".")[0]
+    if f"No module named {module!r}" not in fault:
+        return ""
+    return (
+        f"; start it as `python -m vlm_rl` or `torchrun -m vlm_rl` in the folder of {module}, or name that folder in "
+        "PYTHONPATH: the command vlm-rl does not look into the working folder"
+    )
 
 
 def signal_name(number: int) -> str:

@@ -149,6 +149,21 @@ def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[st
     assert "usage: vlm-rl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sampels", "4"], "there is no --sampels; did you mean --samples?"),
+        (["--sampels=4"], "there is no --sampels; did you mean --samples?"),
+        (["--qqq", "4"], "there is no --qqq; --help lists all"),
+        (["--batch", "x"], "invalid int value: 'x'"),  # the beginning of an option's name is enough
+    ],
+)
+def test_an_unknown_option_of_eval_is_named_and_not_its_value(words: list[str], told: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "--model", "m", "--data", "d", *words])
+    assert told in capsys.readouterr().err
+
+
 def test_each_command_has_two_examples_that_it_understands() -> None:
     commands = cli._parser()._subparsers._group_actions[0].choices
     for name, command in commands.items():
@@ -429,12 +444,15 @@ def test_grading_one_response(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "run", "--out", "file/report.html"], ["file/report.html"]),
         (["demo", "nowhere"], ["nowhere"]),
         (["demo", "run"], ["no evaluation"]),
-        (["quickstart", "--out", "other"], ["other", "exists"]),
+        (["quickstart", "--out", "other"], ["other exists already", "remove it,", "--out"]),
+        (["quickstart", "--out", "stopped"], ["stopped-data exists already", "remove it,", "--out"]),
+        (["quickstart", "--out", "run", "--tools"], ["run, run-data exist already", "remove them,", "--out"]),
         (["quickstart", "--algorithm", "ppo"], ["'ppo'", "known names: grpo"]),
     ],
 )
 def test_other_mistakes(refused, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    (tmp_path / "other").mkdir()
+    for name in ("other", "stopped-data", "run-data"):
+        (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("")
     tree = {"out": "run", "model": {"path": "x"}, "data": {"train": ["x"]}}
     RunDirectory(tmp_path / "run").create(parse_config(tree))

@@ -163,7 +163,7 @@ def test_an_own_environment_repeats_itself_by_its_seed(bad: EpisodeHost, builder
 
 
 def test_a_class_that_cannot_be_used_is_refused(builder: PromptBuilder) -> None:
-    cases = {f"{OWN}.Missing": "Missing", f"{OWN}.Sync": "async def reset", "no.such.Thing": "No module"}
+    cases = {f"{OWN}.Missing": "Missing", f"{OWN}.Sync": "async def reset", "no.such.Thing": "python -m vlm_rl"}
     for name, told in cases.items():
         with pytest.raises(UserError, match=told), hosted(builder, name):
             pass

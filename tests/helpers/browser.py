@@ -60,16 +60,22 @@ def open_page(
     width: int = 1280,
     height: int = 900,
     browser: Any = None,
+    touch: bool = False,
     without_policy: bool = False,
 ) -> Iterator[Visit]:
     """Visit `url` in a fresh profile, in a new browser where none is given.
 
+    `touch` is a phone, which has no pointer to hover with.
     `without_policy` lets the browser ignore the page's Content-Security-Policy.
     """
     with ExitStack() as stack:
         own = browser or stack.enter_context(open_browser())
         context = own.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=without_policy
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            bypass_csp=without_policy,
+            has_touch=touch,
+            is_mobile=touch,
         )
         stack.callback(context.close)
         page = context.new_page()

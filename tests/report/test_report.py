@@ -168,6 +168,17 @@ def test_changes_over_different_steps_are_told_apart(tmp_path):
     assert {"toy-test: step 2 against step 0", "sooner: step 1 against step 0"} <= texts(chart)
 
 
+def test_a_hollow_dot_is_explained_where_all_differences_are_equal(tmp_path):
+    """The interval of differences that are all the same does not exist; it does not hold 0."""
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0,))
+    rows = run.evals()[0].rows().to_pylist()
+    for step, tokens in ((0, 9), (2, 35)):
+        run.write_eval("alike", step, [{**row, "length": tokens} for row in rows], {})
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "Responses have 35 tokens on average, against 9." in page.text
+    assert "hollow dot: the interval holds 0, or there is none, where all differences are equal" in page.text
+
+
 def texts(value: Any) -> set[str]:
     """Return all texts in a chart."""
     if isinstance(value, str):
@@ -213,6 +224,24 @@ def test_on_a_phone_nothing_is_cut_and_no_labels_collide(run, tmp_path, browser)
     with open_page(out.as_uri(), width=390, height=844, browser=browser) as visit:
         visit.page.wait_for_selector("#updates .chart svg")
         assert cut_on_a_phone(visit.page) == []
+
+
+_COVERED = """
+() => [...document.querySelectorAll('.chart')].filter(chart => {
+    const boxes = (names) => [...chart.querySelectorAll(names)].map((box) => box.getBoundingClientRect());
+    return boxes('.tools button').some((a) => boxes('svg text').some((b) =>
+        a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom));
+}).map(chart => chart.getAttribute('aria-label'))
+"""
+
+
+@pytest.mark.slow
+def test_on_a_phone_the_buttons_of_a_chart_cover_none_of_its_words(run, tmp_path, browser):
+    out = write_report([run], tmp_path / "report.html")
+    with open_page(out.as_uri(), width=390, height=844, touch=True, browser=browser) as visit:
+        visit.page.wait_for_selector("#updates .chart svg")
+        assert visit.page.locator(".tools button").count() > 5
+        assert visit.page.evaluate(_COVERED) == []
 
 
 @pytest.mark.slow

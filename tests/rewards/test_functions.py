@@ -245,6 +245,15 @@ def test_a_function_may_stop_the_run_instead(grader: Grader) -> None:
     reward.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [("no_such.f", r"python -m vlm_rl.*in the folder of no_such, or .*PYTHONPATH"), (f"{OWN}.no_such", "importable")],
+)
+def test_a_function_that_is_not_found_says_where_it_is_looked_for(grader: Grader, path: str, step: str) -> None:
+    with pytest.raises(UserError, match=rf"reward\.functions\.told\.path is '{path}': .*{step}"):
+        scorer(grader, functions={"told": {"path": path}})
+
+
 # -- the configuration --------------------------------------------------------------------------------
 
 TREE = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}

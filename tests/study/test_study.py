@@ -464,6 +464,13 @@ def test_on_a_phone_nothing_is_cut_and_no_labels_collide(done):
         assert cut_on_a_phone(visit.page) == []
 
 
+@pytest.mark.slow
+def test_the_titles_of_final_values_wrap_before_the_table_is_cut(done):
+    with open_page((done / "comparison.html").as_uri(), width=1060) as visit:
+        table = visit.page.locator("#final-values .scroll").first
+        assert table.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 1
+
+
 def test_the_page_names_what_is_missing(page):
     assert "1 run is missing and counts nowhere below" in page.text
     assert "8 of 9 runs are finished" in page.text and page.text.count("not started") == 1

@@ -234,9 +234,13 @@ def _quickstart(options: argparse.Namespace) -> None:
         options.out or Path("runs/quickstart-tools" if options.tools else "runs/quickstart"),
     )
     outs = {n: base / f"seed-{n}" if options.seeds else base for n in seeds}
-    for out in outs.values():
-        if out.exists():
-            raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
+    folders = {n: out.with_name(f"{out.name}-data") for n, out in outs.items()}
+    if there := [str(folder) for n in seeds for folder in (outs[n], folders[n]) if folder.exists()]:
+        exist, them = ("exists", "it") if len(there) == 1 else ("exist", "them")
+        raise UserError(
+            f"{', '.join(there)} {exist} already, from an earlier quickstart: remove {them}, "
+            "or choose a different --out (make quickstart OUT=...)"
+        )
 
     from vlm_rl.run.cores import set_threads
 
@@ -249,7 +253,7 @@ def _quickstart(options: argparse.Namespace) -> None:
 
     results = {}
     for number, out in outs.items():
-        folder, how = out.with_name(f"{out.name}-data"), {"sampler": options.sampler, "algorithm": options.algorithm}
+        folder, how = folders[number], {"sampler": options.sampler, "algorithm": options.algorithm}
         if options.tools:
             results[number] = tools_quickstart(make_tools_data(folder, seed=number), out, seed=number, **how)
         else:

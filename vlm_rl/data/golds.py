@@ -22,8 +22,10 @@ _TIME_OF_DAY = re.compile(r"\d{1,2}(:\d{2}){0,2} ?(?i:[ap]\.? ?m\.?)")
 _OR = re.compile(
     r",? (?:and|or) |,? ?\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\} ?|\\(?:lor|vee)(?![A-Za-z])"
     r"|(?<=[\d)}]) ?or ?(?=[-+\d(\\]|[a-z] ?=)"  # 2or3
+    r"|(?<=[\dA-Za-z)}\]]) ?(?:或者?|或是|以及|并且|[和与及且]) ?(?=[-\dA-Za-z(\\√±])"
 )
 # The separators in 3,\!250, 3{,}250 and 1,234 cm; a comma alone counts only if all groups have three digits.
+_CHINESE_MARKS = str.maketrans("，、；（）", ",,;()")
 _THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\s*(?:\\!\s*)+|(?:\\!\s*)+,|\{,\}\s*(?:\\!\s*)*)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<![\w^.,])(?<!, )[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "max", "min", "lim"}
@@ -63,7 +65,7 @@ def infer_answer_type(answer: str) -> AnswerType:
     One letter A to J is a choice. Mathematics between commas, "or" or "and", without brackets, is a list. Words and
     times of day are text. Everything else that is not a plain number is an expression, units and percentages too.
     """
-    text = _THOUSANDS.sub("", answer.strip())
+    text = _THOUSANDS.sub("", answer.strip().translate(_CHINESE_MARKS))
     if _LETTER.fullmatch(text):
         return "choice"
     if _INTEGER.fullmatch(text):

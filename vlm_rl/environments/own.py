@@ -13,7 +13,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from vlm_rl.environments import own_worker
 from vlm_rl.environments.environment import Done, Observation
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, where_to_look
 from vlm_rl.types import Problem
 
 _START_SECONDS = 300.0  # to import the class's module
@@ -38,7 +38,8 @@ class OwnEnvironments:
             self.instructions: str = asked.result()
         except (UserError, LateError, ProcessExpired) as error:
             self.close()
-            raise UserError(f"environment.name is {path!r}, and cannot be used: {error}") from None
+            step = where_to_look(path, str(error))
+            raise UserError(f"environment.name is {path!r}, and cannot be used: {error}{step}") from None
 
     def open(self, number: int, key: str, start: str) -> OwnEnvironment:
         """Return the environment of one episode.

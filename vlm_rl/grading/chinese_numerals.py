@@ -1,4 +1,4 @@
-"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `三点五`, `二又三分之一`, `一半`, `两个半`, `负七`."""
+"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `三点五`, `二又三分之一`, `一半`, `两个半`, `负七`, `负7`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def parse_chinese(text: str) -> Fraction | None:
     text = text.strip().translate(_VARIANTS)
     if len(text) > 40:
         return None
-    positive = text.removeprefix("负").removeprefix("-")
+    positive = text[1:] if text.startswith(("负", "-")) else text
     value = _parse_positive(positive)
+    if value is None and text.startswith("负") and positive[:1].isdecimal():
+        value = parse_rational(positive)  # 负2, 负1/2
     return -value if value is not None and positive != text else value
 
 

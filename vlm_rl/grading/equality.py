@@ -251,7 +251,7 @@ class AnswerComparison(ValueComparison):
         if is_ratio:
             return compare(golds[-1], answers[-1])
         if gold_label and answer_label and different_names(golds, answers):
-            return Decision(False, "equation")
+            return Decision([*map(canonical, golds)] == [*map(canonical, reversed(answers))], "equation")  # CD=AB
         if gold_label and answer_label and chain_agrees(answers[1:]) and same_label(golds, answers):
             return self._decide(golds[-1], answers[-1])
         if is_solved(golds) != is_solved(answers):

@@ -87,7 +87,7 @@ _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余�
 # Directly after the number: dozens, 10^12 (but not 兆帕, a megapascal), its root, absolute value, opposite, ...
 _CHINESE_FACTORS = "打|兆(?![帕瓦赫欧字])|[平立]方根|绝对值|相反数|倒数|阶乘"
 _CHINESE_TAIL = re.compile(
-    rf"(?<=[0-9)}}]) ?((?!{_CHINESE_FACTORS})"
+    rf"(?:(?<=[0-9)}}])|(?<=\\pi)) ?((?!{_CHINESE_FACTORS})"
     rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
     rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
 )
@@ -105,7 +105,7 @@ _CHINESE_UNITS = {
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
 # Hindi: up to three words, none of which changes the number or puts it in doubt.
 _HINDI_WORD = r"[\u0900-\u0963\u0971-\u097f]+"
-_HINDI_TAIL = re.compile(rf"(?<=[0-9)}}]) ?({_HINDI_WORD}(?:[ /]{_HINDI_WORD}){{0,2}})$")
+_HINDI_TAIL = re.compile(rf"(?:(?<=[0-9)}}])|(?<=\\pi)) ?({_HINDI_WORD}(?:[ /]{_HINDI_WORD}){{0,2}})$")
 _HINDI_MODIFIERS = """
     सौ हज़ार हजार लाख करोड़ अरब दर्जन गुना गुणा गुनी आधा बटा दशमलव भाग से तक अधिक ज्यादा ज़्यादा कम लगभग करीब या और
     नहीं न घात वर्गमूल प्रतिशत प्रति शायद अथवा

@@ -90,10 +90,10 @@ def print_dry_run(
 def verdict(fit: Fit, may_change: MayChange = any_key) -> str:
     """Return whether a run fits on a card, and if not, what would make it fit: settings, or more ranks."""
     card, samples = fit.card, fit.dry.samples
-    if fit.ok:
-        left = f"{fit.margin / _GIB:.1f} are left where it is tightest"
-        return f"fits on {card}: of {gib(card.free)} the plan takes {_planned(fit)}; {left}"
     limits = f"{UPDATE_SHARE:.0%} of it{f' in the update and {ROLLOUT_SHARE:.0%} in rollouts' * samples}"
+    if fit.ok:
+        left = f"a plan may take {limits}, and {fit.margin / _GIB:.1f} are left where it is tightest"
+        return f"fits on {card}: of {gib(card.free)} the plan takes {_planned(fit)}; {left}"
     has = "The card has" if card.is_gpu else "Each rank has"
     lines = [f"does not fit on {card}: {fit.faults}. {has} {gib(card.free)}, for a plan {limits}."]
     if (found := fitting_remedies(fit, may_change)) is not None:

@@ -97,7 +97,7 @@ def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
     ]
     caption = (
         "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "
-        "the interval holds 0."
+        "the interval holds 0, or there is none, where all differences are equal."
     )
     best = [(run.name, run.run.best()) for run in runs if holds_training(run.run)]
     named = [f"{f'{name}, ' if len(runs) > 1 else ''}{known.sentence()}." for name, known in best if known]

@@ -26,7 +26,7 @@ from typing import Any
 
 from vlm_rl.config import RewardPartConfig
 from vlm_rl.data.stored_images import StoredImages
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, where_to_look
 from vlm_rl.rewards.cell_functions import CELL, CellFunction, cell_function
 from vlm_rl.rewards.function_worker import late
 from vlm_rl.rewards.part import GradedResponse, Part, PartVerdict, RewardSetup
@@ -225,7 +225,8 @@ class _Process:
         try:
             reply = self._wait(_START_SECONDS, "was not imported", lambda: False) or {}
             if "fault" in reply:
-                raise UserError(f"{key} is {function!r}: {reply['fault']}; give an importable module.function")
+                step = where_to_look(function, reply["fault"]) or "; give an importable module.function"
+                raise UserError(f"{key} is {function!r}: {reply['fault']}{step}")
             self.one_at_a_time, self.takes_groups = reply["one_at_a_time"], reply["takes_groups"]
         except _LostError as lost:
             self.kill()
