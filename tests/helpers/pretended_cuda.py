@@ -198,6 +198,8 @@ class _Functions(TorchFunctionMode):
             return answer(func, args[0])
         if (handler := _METHODS.get(func)) is not None:
             return handler(self, func, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):  # of another mode that watches operations: _Operations sees it
+            return func(*args, **kwargs)
         with self.gpu.inside(self):
             if name in ("to", "cuda", "cpu") and isinstance(args[0], Tensor):
                 return self._to(name, args[0], list(args[1:]), kwargs)
