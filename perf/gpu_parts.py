@@ -51,7 +51,7 @@ from vlm_rl.types import Problem
 HERE = Path(__file__).parent
 STEPS = 3  # of which the first warms up
 SECONDS = 240  # of a part; perf/gpu.sh ends it 30 s later
-LAST_STEP_BEFORE = 180  # seconds of a part: later, two steps are enough
+LAST_STEP = 60  # seconds before the end of a part: from then on two steps are enough
 SWITCHES: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "ZeRO 3": ("train.zero_stage=3",),
@@ -81,7 +81,7 @@ LORA_ON_CARD = (
     "train.mini_batch_prompts=4",
     "train.micro_batch_tokens=12288",
 )
-SWITCHES_BEFORE = 220  # seconds of the part; a run that is not ready then has failed
+SWITCHES_END = 20  # seconds before the end of a part: a run that is not ready then has failed
 CHECKPOINT = 65e9  # bytes of a 3B with AdamW, and some more
 Measured = dict[str, float]
 
@@ -92,6 +92,7 @@ class Setting:
 
     device: str
     work: Path
+    limit: float = SECONDS
     begun: float = field(default_factory=time.monotonic)
     failed: list[str] = field(default_factory=list)  # what keeps the part from passing, beside its bounds
 
@@ -118,7 +119,7 @@ def command(
     """Run `python words`, show its output, keep it in a file and return it, also where it fails or is ended.
 
     Args:
-        at: the part's setting, which learns of a failure; the command is ended after SECONDS of the part.
+        at: the part's setting, which learns of a failure; the command is ended at its limit.
         words: of the command line.
         log: the file's name.
         answers: exit codes that are answers.
@@ -135,7 +136,7 @@ def command(
             at.failed.extend([failure] * bool(failure))
             end_family(process)
 
-        late = threading.Timer(SECONDS - at.seconds, end, [f"was ended after {SECONDS} s"])
+        late = threading.Timer(at.limit - at.seconds, end, [f"was ended after {at.limit:g} s"])
         late.start()
         try:
             for line in process.stdout:
@@ -212,7 +213,7 @@ def step(at: Setting, size: str, *overrides: str) -> Measured:
         (at.work / "step.yaml").write_text(yaml.safe_dump(step_config(at, model, data, run.path)), encoding="utf-8")
 
         def is_enough() -> bool:
-            is_late = at.seconds > LAST_STEP_BEFORE  # an engine that was compiled for the first time
+            is_late = at.seconds > at.limit - LAST_STEP  # an engine that was compiled for the first time
             return len(logged(run.path)[0]) >= (2 if is_late else STEPS)
 
         # The end of a run saves 15 bytes a parameter: not here.
@@ -263,7 +264,7 @@ def switches(at: Setting) -> Measured:
         print("| run | steps | gap of log-probs a token | |\n|---|---|---|---|", flush=True)
         for name, (out, process) in running.items():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(SWITCHES_BEFORE - at.seconds, 0))
+                process.wait(max(at.limit - SWITCHES_END - at.seconds, 0))
             end_family(process)
             records, _ = logged(out)
             gaps += [max(record.get("rollout/logprob_gap", 0.0) for record in records)] * bool(records)
@@ -501,11 +502,16 @@ def print_verdict(name: str, measured: Measured | None, *, on_card: bool, failed
     return not missed
 
 
-def stop(number: int, _: object) -> None:
-    """Leave at the first signal, with all that was started."""
+def leave_at_signals() -> None:
+    """Leave at the first SIGTERM or Ctrl-C, with all that was started, and ignore what comes after it."""
+
+    def leave(number: int, _: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
+        signal.signal(each, leave)
 
 
 def main() -> int:
@@ -518,8 +524,7 @@ def main() -> int:
     if options.about or options.part is None:
         print_about()
         return 0
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    leave_at_signals()
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder, options.part)
         work.mkdir(parents=True)

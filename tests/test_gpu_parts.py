@@ -102,11 +102,8 @@ time.sleep(1000)
 """
 
 
-def test_a_command_that_takes_too_long_is_ended_and_its_output_kept(
-    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "SECONDS", 5)
-    at = parts.Setting("cpu", tmp_path)
+def test_a_command_that_takes_too_long_is_ended_and_its_output_kept(parts: Any, tmp_path: Path) -> None:
+    at = parts.Setting("cpu", tmp_path, limit=5)
     assert parts.command(at, "-c", HOLDER, tmp_path, log="said.txt") == "step 1\n"
     assert (tmp_path / "said.txt").read_text() == "step 1\n"
     assert at.failed == ["was ended after 5 s"]
