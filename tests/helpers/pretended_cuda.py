@@ -483,6 +483,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: CARD_BYTES // 2,
     "max_memory_reserved": lambda device=None: CARD_BYTES // 2,
+    "memory_snapshot": list,
     "memory_reserved": lambda device=None: CARD_BYTES // 4,
     "get_rng_state": lambda device="cuda": torch.get_rng_state(),
     "set_rng_state": lambda state, device="cuda": None,
