@@ -19,10 +19,11 @@ done
 
 "$PYTHON" perf/gpu_parts.py --about || exit 2
 summary=""
+trap 'exit 130' INT TERM # else Ctrl-C would end one part, and the next would begin
 for name in "${@:-${all[@]}}"; do
 	begun=$SECONDS
 	printf '\n### %s\n\n' "$name"
-	timeout --kill-after 20 250 "$PYTHON" perf/gpu_parts.py "$name" --device "$DEVICE" ${KEEP:+--work "$KEEP/$name"}
+	timeout --foreground --kill-after 20 270 "$PYTHON" perf/gpu_parts.py "$name" --device "$DEVICE" ${KEEP:+--work "$KEEP/$name"}
 	code=$?
 	verdict=$([[ $code == 0 ]] && echo pass || { [[ $code == 1 ]] && echo "falls short" || echo "failed with exit code $code"; })
 	summary+="| $name | $verdict | $((SECONDS - begun)) |"$'\n'

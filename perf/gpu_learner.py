@@ -460,18 +460,17 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
     print("| way | s a step | useful tokens/s | MFU | peak GiB | planned |\n|---|---|---|---|---|---|")
     for way in options.ways:
         try:
-            line = speed_line(way, groups, options, device, dtype, rate=rate, useful=useful)
+            print_way(way, groups, options, device, dtype, rate=rate, useful=useful)
         except torch.OutOfMemoryError:
-            line = "out of memory | | | | "
+            print(f"| {way} | out of memory | | | |  |", flush=True)
         except Exception as error:  # whatever a missing compiler or kernel leads to: the other ways still run
-            line = f"failed: {reason(error)} | | | | "
-        print(f"| {way} | {line} |", flush=True)
+            print(f"| {way} | failed: {reason(error)} | | | |  |", flush=True)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def speed_line(
+def print_way(
     way: str,
     groups: list[WeighedGroup],
     options: argparse.Namespace,
@@ -480,8 +479,8 @@ def speed_line(
     *,
     rate: float,
     useful: int,
-) -> str:
-    """Measure one way and return the cells of its line.
+) -> None:
+    """Measure one way and print its line; then profile a step, if it is the first and its profile is asked for.
 
     Args:
         way: one of PATCHES.
@@ -493,23 +492,28 @@ def speed_line(
         useful: tokens of the step.
     """
     if not has_backward(way, device):
-        return "no backward on a CPU | | | | "
+        print(f"| {way} | no backward on a CPU | | | |  |", flush=True)
+        return
     policy = make_policy(make_config(options.size), device, dtype, way=way)
     if options.checkpointing:
         policy.enable_checkpointing(offload=options.offload)
     if way == "trl":
         if (add_fused_lm_head := trl_head()) is None:
-            return "not installed | | | | "
+            print(f"| {way} | not installed | | | |  |", flush=True)
+            return
         add_fused_lm_head(policy.model, outputs=("log_probs", "entropy"))
     padded = {"padded": padded_backward, "trl": trl_backward}
     backward = partial(padded[way], rows=options.padded_rows) if way in padded else shared_backward
     optimizer = OPTIMIZERS[options.optimizer](list(policy.model.parameters()))
     result = measure(partial(backward, policy, groups, device), optimizer, device, rounds=options.rounds)
-    if options.profile is not None and way == options.ways[0]:
-        profiled(partial(backward, policy, groups, device), device, options.profile)
     mfu = useful_operations(policy, groups) / result.seconds / rate
     plan = "none" if way in padded else f"{planned_peak(policy, groups, way, options):.3g}"
-    return f"{result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} | {plan}"
+    print(
+        f"| {way} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} | {plan} |",
+        flush=True,
+    )
+    if options.profile is not None and way == options.ways[0]:
+        profiled(partial(backward, policy, groups, device), device, options.profile)
 
 
 def profiled(call: Callable[[], object], device: torch.device, file: Path | None) -> float:

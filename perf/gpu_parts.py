@@ -4,7 +4,8 @@
     python perf/gpu_parts.py step-3b --device cpu     # the same at tiny size: does it run?
 
 The models have the published shapes and random weights, and the tokenizer of the tiny model. Work goes to a temporary
-folder, or to --work, which is kept.
+folder, or to --work, which is kept. After SECONDS, whatever a part has started is ended, so that it leaves the card,
+and the table has what was measured until then.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import json
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,10 +36,12 @@ import torch
 import yaml
 from gpu_learner import make_config
 from PIL import Image
+from step import print_phases
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, schema, to_row, write_manifest
+from vlm_rl.doctor.apart import end_family
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.toy.smollm import gguf_file
@@ -45,7 +50,8 @@ from vlm_rl.types import Problem
 
 HERE = Path(__file__).parent
 STEPS = 3  # of which the first warms up
-LAST_STEP_BEFORE = 180  # seconds of a part: later, two steps are enough
+SECONDS = 240  # of a part; perf/gpu.sh ends it 30 s later
+LAST_STEP = 60  # seconds before the end of a part: from then on two steps are enough
 SWITCHES: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "ZeRO 3": ("train.zero_stage=3",),
@@ -75,7 +81,7 @@ LORA_ON_CARD = (
     "train.mini_batch_prompts=4",
     "train.micro_batch_tokens=12288",
 )
-SWITCHES_SECONDS = 200  # for all of them; a run that is not ready then has failed
+SWITCHES_END = 20  # seconds before the end of a part: a run that is not ready then has failed
 CHECKPOINT = 65e9  # bytes of a 3B with AdamW, and some more
 Measured = dict[str, float]
 
@@ -86,6 +92,14 @@ class Setting:
 
     device: str
     work: Path
+    limit: float = SECONDS
+    begun: float = field(default_factory=time.monotonic)
+    failed: list[str] = field(default_factory=list)  # what keeps the part from passing, beside its bounds
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the part began."""
+        return time.monotonic() - self.begun
 
     @property
     def on_card(self) -> bool:
@@ -96,29 +110,49 @@ class Setting:
 
 
 def command(
-    *words: object, log: Path, answers: Sequence[int] = (0,), is_enough: Callable[[], bool] | None = None
+    at: Setting,
+    *words: object,
+    log: str,
+    answers: Sequence[int] = (0,),
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Run `python words`, show its output, keep it in a file and return it. Exits where it fails.
+    """Run `python words`, show its output, keep it in a file and return it, also where it fails or is ended.
 
     Args:
+        at: the part's setting, which learns of a failure; the command is ended at its limit.
         words: of the command line.
-        log: the file.
+        log: the file's name.
         answers: exit codes that are answers.
-        is_enough: ends the command where it says so.
+        is_enough: ends the command where it says so, asked at each line.
     """
+    lines, was_ended = [], threading.Event()
     with subprocess.Popen(
         [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-            if is_enough is not None and is_enough():
-                process.kill()
-    log.write_text("".join(lines), encoding="utf-8")
-    if process.returncode not in answers and is_enough is None:
-        sys.exit(f"{words[0]} ended with exit code {process.returncode}")
+
+        def end(failure: str = "") -> None:
+            was_ended.set()
+            at.failed.extend([failure] * bool(failure))
+            end_family(process)
+
+        late = threading.Timer(at.limit - at.seconds, end, [f"was ended after {at.limit:g} s"])
+        late.start()
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+                if is_enough():
+                    end()
+            process.wait()
+        except BaseException:  # an error here, or a signal: nothing may be left on the card
+            end()
+            raise
+        finally:
+            late.cancel()
+            (at.work / log).write_text("".join(lines), encoding="utf-8")
+    if process.returncode not in answers and not was_ended.is_set():
+        at.failed.append(f"exit code {process.returncode}")
     return "".join(lines)
 
 
@@ -127,45 +161,46 @@ def command(
 
 def doctor(at: Setting) -> Measured:
     """Run `vlm-rl doctor`."""
-    begun, answers = time.monotonic(), at.work / "doctor.json"
-    command(
-        "-m", "vlm_rl", "doctor", "--runs", at.work, "--json", answers, log=at.work / "doctor.txt", answers=(0, 1, 2)
-    )
+    answers = at.work / "doctor.json"
+    words = ("-m", "vlm_rl", "doctor", "--runs", at.work, "--json", answers)
+    command(at, *words, log="doctor.txt", answers=(0, 1, 2))
+    if not answers.exists():
+        return {"seconds": at.seconds}
     outcomes = [answer["outcome"] for answer in json.loads(answers.read_text())]
     return {
         "checks": len(outcomes),
         "checks that are off": outcomes.count("off"),
         "checks without an answer": outcomes.count("unknown"),
-        "seconds": time.monotonic() - begun,
+        "seconds": at.seconds,
     }
 
 
 def quickstart(at: Setting) -> Measured:
     """Run `vlm-rl quickstart`; on a CPU a warm start of a few steps and two steps of training."""
-    begun, out = time.monotonic(), at.work / "quickstart"
+    out = at.work / "quickstart"
     words = ["-m", "vlm_rl"] if at.on_card else [HERE / "short_quickstart.py"]
-    command(*words, "quickstart", "--out", out, log=at.work / "quickstart.txt")
-    run = RunDirectory(out)
-    return {
-        "steps": run.metrics()[-1]["step"],
-        "held-out accuracy": run.evals()[-1].summary["accuracy"],
-        "seconds": time.monotonic() - begun,
-    }
+    command(at, *words, "quickstart", "--out", out, log="quickstart.txt")
+    seconds = at.seconds
+    records, evals = logged(out)
+    measured = {"held-out accuracy": evals[-1]} if evals else {}
+    return {"steps": records[-1]["step"] if records else 0, **measured, "seconds": seconds}
 
 
 def check(at: Setting, size: str) -> Measured:
     """Compare log-probs and gradients of our rows with those of padded rows in float32."""
     words = ("--device", at.device, "--size", at.size(size), "--check")
-    said = command(HERE / "gpu_learner.py", *words, log=at.work / "check.txt", answers=(0, 1))
+    said = command(at, HERE / "gpu_learner.py", *words, log="check.txt", answers=(0, 1))
     rows = [line.strip("| \n").split(" | ") for line in said.splitlines() if re.match(r"\| (padded|auto) \|", line)]
     gaps = {(way, dtype): (float(logp), float(gap.split(",")[0])) for way, dtype, logp, gap, *_ in rows}
-    times = [ours / theirs for ours, theirs in zip(gaps["auto", "bfloat16"], gaps["padded", "bfloat16"], strict=True)]
-    return {
-        "log-probs in float32, largest gap": gaps["auto", "float32"][0],
-        "log-probs in bfloat16, times the gap of padded rows": times[0],
-        "gradient in float32, gap over its norm": gaps["auto", "float32"][1],
-        "gradient in bfloat16, times the error of padded rows": times[1],
-    }
+    measured = {}
+    if ours := gaps.get(("auto", "float32")):
+        measured["log-probs in float32, largest gap"] = ours[0]
+        measured["gradient in float32, gap over its norm"] = ours[1]
+    if ours := gaps.get(("auto", "bfloat16")):
+        theirs = gaps["padded", "bfloat16"]
+        measured["log-probs in bfloat16, times the gap of padded rows"] = ours[0] / theirs[0]
+        measured["gradient in bfloat16, times the error of padded rows"] = ours[1] / theirs[1]
+    return measured
 
 
 def step(at: Setting, size: str, *overrides: str) -> Measured:
@@ -173,31 +208,40 @@ def step(at: Setting, size: str, *overrides: str) -> Measured:
     side, text = (784, 20) if at.on_card else (56, 4)
     model = build_model(at.work / "model", at.size(size))
     data = build_set(at.work / "set", problems=32 if at.on_card else 4, side=side, words=text)
-    run = RunDirectory(room_for_checkpoint(at) / "run")
-    tree = step_config(at, model, data, run.path)
-    (at.work / "step.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    words = ("-m", "vlm_rl", "train", at.work / "step.yaml", *overrides)
-    begun = time.monotonic()
+    with room_for_checkpoint(at) as room:
+        run = RunDirectory(room / "run")
+        (at.work / "step.yaml").write_text(yaml.safe_dump(step_config(at, model, data, run.path)), encoding="utf-8")
 
-    def is_enough() -> bool:
-        is_late = time.monotonic() - begun > LAST_STEP_BEFORE  # an engine that was compiled for the first time
-        return len(run.metrics()) >= (2 if is_late else STEPS)
+        def is_enough() -> bool:
+            is_late = at.seconds > at.limit - LAST_STEP  # an engine that was compiled for the first time
+            return len(logged(run.path)[0]) >= (2 if is_late else STEPS)
 
-    # The end of a run saves 15 bytes a parameter: not here.
-    command(*words, log=at.work / "step.txt", is_enough=is_enough)
-    records = run.metrics()
-    later = records[1:]
-    if not later:
-        sys.exit(f"the run logged {len(records)} steps of {STEPS}")
-    command(HERE / "step.py", run.path, log=at.work / "phases.txt")
-    mean: Callable[[str], float] = lambda key: statistics.fmean(record.get(key, float("nan")) for record in later)  # noqa: E731
-    return {
+        # The end of a run saves 15 bytes a parameter: not here.
+        words = ("-m", "vlm_rl", "train", at.work / "step.yaml", *overrides)
+        command(at, *words, log="step.txt", is_enough=is_enough)
+        records, _ = logged(run.path)
+        if len(records) > 1:
+            print_phases(run)
+    (at.work / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return of_steps(records)
+
+
+def of_steps(records: list[dict[str, float]]) -> Measured:
+    """Return what the steps of a run measured; without the first, which warms up, where it says how fast they are."""
+    if not records:
+        return {}
+    measured = {
         "gap of log-probs a token": max(record["rollout/logprob_gap"] for record in records),
         "steps that were skipped": records[-1]["steps/skipped"],
+        "peak over planned memory": max(record.get("memory/peak_over_planned", float("nan")) for record in records),
+    }
+    if not (later := records[1:]):
+        return measured
+    mean: Callable[[str], float] = lambda key: statistics.fmean(record.get(key, float("nan")) for record in later)  # noqa: E731
+    return measured | {
         "seconds of a step": mean("step_time"),
         "rollout, tokens a second": mean("num_tokens") / mean("timing/rollout"),
         "update, MFU": mean("speed/mfu"),
-        "peak over planned memory": max(record.get("memory/peak_over_planned", float("nan")) for record in records),
     }
 
 
@@ -208,39 +252,45 @@ def switches(at: Setting) -> Measured:
     tree = step_config(Setting("cpu", at.work), model, data, at.work / "run")
     tree["train"]["lr"] = 1e-4  # an engine with the weights of the step before would be seen
     (at.work / "switches.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    running: dict[str, tuple[RunDirectory, subprocess.Popen[bytes]]] = {}
-    for name, keys in SWITCHES.items() if at.on_card else list(SWITCHES.items())[:2]:
-        run = RunDirectory(at.work / re.sub(r"\W+", "_", name))
-        words = [sys.executable, "-m", "vlm_rl", "train", at.work / "switches.yaml", f"out={run.path}"]
-        with (at.work / f"{run.path.name}.txt").open("wb") as log:
-            keys = tuple(key.format(model=model) for key in keys)
-            running[name] = run, subprocess.Popen([*words, *keys], stdout=log, stderr=subprocess.STDOUT)
-    until = time.monotonic() + SWITCHES_SECONDS
-    gaps, failed = [], 0
-    print("| run | steps | gap of log-probs a token | |\n|---|---|---|---|")
-    for name, (run, process) in running.items():
-        try:
-            code = process.wait(max(until - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        records = run.metrics() if (run.path / "metrics.jsonl").exists() else []
-        gap = max((record.get("rollout/logprob_gap", 0.0) for record in records), default=float("nan"))
-        last = "" if code == 0 else (at.work / f"{run.path.name}.txt").read_text(errors="replace").strip()[-300:]
-        print(f"| {name} | {len(records)} | {gap:.2g} | {' '.join(last.split()) or 'ended well'} |", flush=True)
-        failed += code != 0
-        gaps.append(gap)
-    return {"runs that failed": failed, "gap of log-probs a token": max(gaps)}
+    running: dict[str, tuple[Path, subprocess.Popen[bytes]]] = {}
+    gaps, failed = [float("nan")], 0
+    try:
+        for name, keys in SWITCHES.items() if at.on_card else list(SWITCHES.items())[:2]:
+            out = at.work / re.sub(r"\W+", "_", name)
+            words = [sys.executable, "-m", "vlm_rl", "train", at.work / "switches.yaml", f"out={out}"]
+            with out.with_suffix(".txt").open("wb") as log:
+                keys = tuple(key.format(model=model) for key in keys)
+                running[name] = out, subprocess.Popen([*words, *keys], stdout=log, stderr=subprocess.STDOUT)
+        print("| run | steps | gap of log-probs a token | |\n|---|---|---|---|", flush=True)
+        for name, (out, process) in running.items():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(at.limit - SWITCHES_END - at.seconds, 0))
+            end_family(process)
+            records, _ = logged(out)
+            gaps += [max(record.get("rollout/logprob_gap", 0.0) for record in records)] * bool(records)
+            is_well = process.returncode == 0
+            last = "" if is_well else out.with_suffix(".txt").read_text(errors="replace").strip()[-300:]
+            failed += not is_well
+            shown = f"{gaps[-1]:.2g}" if records else "nan"
+            print(f"| {name} | {len(records)} | {shown} | {' '.join(last.split()) or 'ended well'} |", flush=True)
+    finally:
+        for _, process in running.values():
+            end_family(process)
+    return {"runs that failed": failed, "gap of log-probs a token": max(gaps[1:], default=gaps[0])}
 
 
 def learner(at: Setting, size: str) -> Measured:
     """Measure a step of the learner alone, with AdamW and checkpointing, and keep its longest kernels."""
     shape = ("--size", at.size(size), "--rounds", "3", "--checkpointing")
-    words = ("--device", at.device, "--speed", "--ways", "auto", *shape, "--profile", at.work / "profile.txt")
-    said = command(HERE / "gpu_learner.py", *words, log=at.work / "learner.txt")
-    (line,) = (line for line in said.splitlines() if line.startswith("| auto |"))
-    _, seconds, tokens, mfu, peak, planned = line.strip("| \n").split(" | ")
-    print((at.work / "profile.txt").read_text()[:6000])
+    file = at.work / "profile.txt"
+    words = ("--device", at.device, "--speed", "--ways", "auto", *shape, "--profile", file)
+    said = command(at, HERE / "gpu_learner.py", *words, log="learner.txt")
+    if file.exists():
+        print(file.read_text()[:6000])
+    cells = [line.strip("| \n").split(" | ")[1:] for line in said.splitlines() if line.startswith("| auto |")]
+    if not cells or len(cells[0]) != 5:  # it failed, and said why
+        return {}
+    seconds, tokens, mfu, peak, planned = cells[0]
     return {
         "seconds of a step": float(seconds),
         "useful tokens a second": float(tokens),
@@ -249,52 +299,58 @@ def learner(at: Setting, size: str) -> Measured:
     }
 
 
-def rollout(at: Setting) -> Measured:
+def rollout(at: Setting) -> Measured | None:
     """Measure a decode step of vLLM's by part, on the host and the device."""
     if not has_vllm():
-        return {}
+        return None
     shape = ("--responses", "128", "--rounds", "3") if at.on_card else ("--responses", "8", "--rounds", "1")
     model = build_model(at.work / "model", at.size("3b"))
-    said = command(HERE / "gpu_rollout.py", "--model", model, *shape, log=at.work / "rollout.txt")
+    said = command(at, HERE / "gpu_rollout.py", "--model", model, *shape, log="rollout.txt")
     rows = [line.strip("| \n").split(" | ") for line in said.splitlines() if line.startswith("| ")]
-    of_way = {row[0]: dict(zip(rows[0][1:], map(float, row[1:]), strict=True)) for row in rows[1:]}
-    ours = of_way["all of ours"]
+    last = {row[0]: row for row in rows}  # of the tables: the last has all rounds
+    if "all of ours" not in last:
+        return {}
+    ours = dict(zip(rows[0][1:], map(float, last["all of ours"][1:]), strict=True))
     measured = {"host, ms a decode step": ours["host"], "host, of vLLM's own": ours["of vLLM's own"]}
     return measured | {f"{kind}, ms a decode step": ours[kind] for kind in ("device",) if kind in ours}
 
 
-def versus_trl(at: Setting) -> Measured:
+def versus_trl(at: Setting) -> Measured | None:
     """Compare a step of our learner with one through TRL's output head on padded rows, where TRL is installed."""
+    if importlib.util.find_spec("trl") is None:
+        return None
     shape = ("--size", at.size("3b"), "--prompts", "2", "--rounds", "2", "--checkpointing")
     words = ("--device", at.device, "--speed", "--ways", "auto", "trl", *shape)
-    said = command(HERE / "gpu_learner.py", *words, log=at.work / "trl.txt")
+    said = command(at, HERE / "gpu_learner.py", *words, log="trl.txt")
     seconds = dict(re.findall(r"^\| (auto|trl) \| ([\d.]+) \|", said, re.MULTILINE))
-    if "trl" not in seconds:
+    if len(seconds) < 2:
         return {}
     return {"times as fast as TRL's learner": float(seconds["trl"]) / float(seconds["auto"])}
 
 
-def real(at: Setting) -> Measured:
+def real(at: Setting) -> Measured | None:
     """Run `vlm-rl quickstart --real`, SmolLM2 on word problems, where it is installed; on a CPU at tiny size."""
     try:
         gguf_file()
     except UserError:
-        return {}
-    begun, out = time.monotonic(), at.work / "real"
+        return None
+    out = at.work / "real"
     words = ["-m", "vlm_rl"] if at.on_card else [HERE / "short_quickstart.py"]
-    command(*words, "quickstart", "--real", "--yes", "--out", out, log=at.work / "real.txt")
+    command(at, *words, "quickstart", "--real", "--yes", "--out", out, log="real.txt")
+    seconds = at.seconds
+    records, evals = logged(out)
+    steps = {key: value for key, value in of_steps(records).items() if key.startswith(("gap", "steps"))}
+    accuracy = {"held-out accuracy before": evals[0], "gained accuracy": evals[-1] - evals[0]} if evals else {}
+    return {**steps, **accuracy, "seconds": seconds}
+
+
+def logged(out: Path) -> tuple[list[dict[str, float]], list[float]]:
+    """Return the metrics of a run's steps and the accuracies of its evaluations, none where it has not begun."""
     run = RunDirectory(out)
-    records, evals = run.metrics(), [result.summary for result in run.evals()]
-    return {
-        "gap of log-probs a token": max(record["rollout/logprob_gap"] for record in records),
-        "steps that were skipped": records[-1]["steps/skipped"],
-        "held-out accuracy before": evals[0]["accuracy"],
-        "gained accuracy": evals[-1]["accuracy"] - evals[0]["accuracy"],
-        "seconds": time.monotonic() - begun,
-    }
+    return run.metrics(), [result.summary["accuracy"] for result in run.evals()]
 
 
-PARTS: Mapping[str, Callable[[Setting], Measured]] = {
+PARTS: Mapping[str, Callable[[Setting], Measured | None]] = {
     "doctor": doctor,
     "quickstart": quickstart,
     "switches": switches,
@@ -380,12 +436,15 @@ def step_config(at: Setting, model: Path, data: Path, run: Path) -> dict[str, An
     }
 
 
-def room_for_checkpoint(at: Setting) -> Path:
-    """Return a folder with room for a checkpoint: a run without it is refused, although none is written here."""
+@contextmanager
+def room_for_checkpoint(at: Setting) -> Iterator[Path]:
+    """Yield a folder with room for a checkpoint: a run without it is refused, although none is written here."""
     shared = Path("/dev/shm")
     if at.on_card and shutil.disk_usage(at.work).free < CHECKPOINT < shutil.disk_usage(shared).free:
-        return Path(tempfile.mkdtemp(dir=shared))
-    return at.work
+        with tempfile.TemporaryDirectory(dir=shared) as folder:
+            yield Path(folder)
+    else:
+        yield at.work
 
 
 def has_vllm() -> bool:
@@ -420,19 +479,39 @@ def wanted(bound: Mapping[str, float]) -> str:
     return ", ".join(words[kind].format(value) for kind, value in bound.items())
 
 
-def print_verdict(name: str, measured: Measured, *, on_card: bool) -> bool:
-    """Print the table of a part and its last line; return whether it passes."""
+def print_verdict(name: str, measured: Measured | None, *, on_card: bool, failed: Sequence[str] = ()) -> bool:
+    """Print the table of a part and its last line; return whether it passes.
+
+    Args:
+        name: of the part.
+        measured: what it measured; None where that is not installed.
+        on_card: whether the bounds of cards count.
+        failed: what keeps it from passing, beside the bounds.
+    """
     bounds = yaml.safe_load((HERE / "gpu_thresholds.yaml").read_text(encoding="utf-8"))[name]
     known: dict[str, dict[str, float]] = bounds["anywhere"] | (bounds.get("card", {}) if on_card else {})
     print("\n| what | measured | wanted |\n|---|---|---|")
-    for what, value in measured.items():
+    for what, value in (measured or {}).items():
         print(f"| {what} | {value:.4g} | {wanted(known.get(what, {}))} |")
-    if not measured:
+    if measured is None:
         print(f"\n{'fall short' if on_card else 'pass'}: what this part measures is not installed")
         return not on_card
-    missed = [what for what, bound in known.items() if misses(measured.get(what, float("nan")), bound)]
+    missed = [*failed]
+    missed += [what for what, bound in known.items() if misses(measured.get(what, float("nan")), bound)]
     print(f"\nfall short: {'; '.join(missed)}" if missed else "\npass")
     return not missed
+
+
+def leave_at_signals() -> None:
+    """Leave at the first SIGTERM or Ctrl-C, with all that was started, and ignore what comes after it."""
+
+    def leave(number: int, _: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, leave)
 
 
 def main() -> int:
@@ -445,11 +524,13 @@ def main() -> int:
     if options.about or options.part is None:
         print_about()
         return 0
+    leave_at_signals()
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder, options.part)
         work.mkdir(parents=True)
         at = Setting(options.device, work)
-        return 0 if print_verdict(options.part, PARTS[options.part](at), on_card=at.on_card) else 1
+        measured = PARTS[options.part](at)
+        return 0 if print_verdict(options.part, measured, on_card=at.on_card, failed=at.failed) else 1
 
 
 if __name__ == "__main__":

@@ -212,8 +212,8 @@ class Bench:
         return self.builder.build(Problem(id=str(index), question=text, images=(), answer="4", answer_type="integer"))
 
 
-def measure(bench: Bench, responses: int, *, rounds: int) -> list[dict[str, dict[str, float]]]:
-    """Return the milliseconds of a step by way and part, for each round the medians over its steps.
+def measure(bench: Bench, responses: int, *, rounds: int) -> Iterator[list[dict[str, dict[str, float]]]]:
+    """Yield after each round the milliseconds of a step by way and part, of each round the medians over its steps.
 
     vLLM's own way runs anew in front of each other one, which is compared with that run: "of vLLM's own".
     """
@@ -225,13 +225,15 @@ def measure(bench: Bench, responses: int, *, rounds: int) -> list[dict[str, dict
         return parts | {"host": sum(parts[part] for part in PARTS)}
 
     measured: list[dict[str, dict[str, float]]] = []
-    for _ in range(rounds + 1):
-        measured.append({})
+    for index in range(rounds + 1):
+        by_way: dict[str, dict[str, float]] = {}
         for name in WAYS:
             own = of(OWN)
             parts = own if name == OWN else of(name)
-            measured[-1][name] = parts | {"of vLLM's own": parts["host"] / own["host"]}
-    return measured[1:]  # the first warms up
+            by_way[name] = parts | {"of vLLM's own": parts["host"] / own["host"]}
+        if index:  # the first warms up
+            measured.append(by_way)
+            yield measured
 
 
 def print_table(responses: int, measured: list[dict[str, dict[str, float]]]) -> None:
@@ -255,7 +257,9 @@ def main() -> None:
         model = options.model or build_tiny_model(Path(folder, "model"))
         bench = Bench(model, most=max(options.responses), tokens=options.tokens)
         for responses in options.responses:
-            print_table(responses, measure(bench, responses, rounds=options.rounds))
+            for measured in measure(bench, responses, rounds=options.rounds):
+                if len(measured) in (1, options.rounds):  # the first in case the time ends
+                    print_table(responses, measured)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,26 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_parts import HERE, STEPS, Setting, build_model, build_set, command, print_about, step, step_config
+from gpu_parts import (
+    HERE,
+    STEPS,
+    Setting,
+    build_model,
+    build_set,
+    command,
+    leave_at_signals,
+    print_about,
+    step,
+    step_config,
+)
 from versus_trl_step import parity
 
 MINI_BATCHES = 2  # of a step
+LIMIT = 1800  # seconds of a side
 ROWS = 4  # of a forward pass of TRL's
 
 
@@ -36,12 +49,12 @@ def ours(at: Setting) -> dict[str, float]:
 
 def theirs(at: Setting) -> dict[str, float]:
     """Run TRL's trainer in a process of its own."""
-    at.work.mkdir(parents=True)
     words = (__file__, "--device", at.device, "--work", at.work, "--trl")
-    said = command(*words, log=at.work / "trl.txt")
+    said = command(at, *words, log="trl.txt")
     for line in sorted(set(re.findall(r".*vLLM.*(?:support|version).*", said))):
         print(f"TRL says: {line.strip()}")
-    return json.loads(said[said.rindex('{"seconds') :].splitlines()[0])
+    found = [line for line in said.splitlines() if line.startswith('{"seconds')]
+    return json.loads(found[-1]) if found else {}
 
 
 def train_trl(at: Setting) -> None:
@@ -142,9 +155,8 @@ def train_trl(at: Setting) -> None:
 def learners(at: Setting) -> dict[str, float]:
     """Return the seconds of a step of our learner, and of one through TRL's output head on padded rows."""
     shape = ("--size", at.size("3b"), "--prompts", "2", "--rounds", "2", "--checkpointing")
-    at.work.mkdir(parents=True)
     words = ("--device", at.device, "--speed", "--ways", "auto", "trl", *shape)
-    said = command(HERE / "gpu_learner.py", *words, log=at.work / "learners.txt")
+    said = command(at, HERE / "gpu_learner.py", *words, log="learners.txt")
     return {way: float(value) for way, value in re.findall(r"^\| (auto|trl) \| ([\d.]+) \|", said, re.MULTILINE)}
 
 
@@ -159,16 +171,26 @@ def main() -> None:
         return
     if importlib.util.find_spec("trl") is None:
         sys.exit("TRL is not installed: pip install trl==1.16")
+    leave_at_signals()
     print_about()
     with tempfile.TemporaryDirectory() as folder:
-        work = options.work or Path(folder)
-        at = {name: Setting(options.device, work / name) for name in ("ours", "theirs", "learners")}
-        at["ours"].work.mkdir(parents=True)
-        mine, trl, alone = ours(at["ours"]), theirs(at["theirs"]), learners(at["learners"])
-    print("\n| seconds | ours | TRL | times |\n|---|---|---|---|")
-    whole = "seconds of a step"
-    for name, own, other in (("a whole step", mine[whole], trl[whole]), ("the learner", alone["auto"], alone["trl"])):
-        print(f"| {name} | {own:.2f} | {other:.2f} | {other / own:.2f} |")
+        for name, of_ours, of_trl in measured(options.device, options.work or Path(folder)):
+            print("\n| seconds | ours | TRL | times |\n|---|---|---|---|")
+            print(f"| {name} | {of_ours:.2f} | {of_trl:.2f} | {of_trl / of_ours:.2f} |", flush=True)
+
+
+def measured(device: str, work: Path) -> Iterator[tuple[str, float, float]]:
+    """Yield what is compared and the seconds of both sides, as soon as they are there; NaN for one that failed."""
+
+    def at(name: str) -> Setting:
+        (work / name).mkdir(parents=True)
+        return Setting(device, work / name, limit=LIMIT)
+
+    key, missing = "seconds of a step", float("nan")
+    mine, trl = ours(at("ours")), theirs(at("theirs"))
+    yield "a whole step", mine.get(key, missing), trl.get(key, missing)
+    alone = learners(at("learners"))
+    yield "the learner", alone.get("auto", missing), alone.get("trl", missing)
 
 
 if __name__ == "__main__":

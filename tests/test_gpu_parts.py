@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.processes import processes_with
 from tests.helpers.rotation import todays
 
 PERF = Path(__file__).parents[1] / "perf"
@@ -71,11 +74,91 @@ def test_the_last_line_is_the_verdict(
 
 
 @pytest.mark.parametrize("on_card", [False, True])
-def test_a_part_that_measures_nothing_falls_short_on_a_card(
+def test_a_part_of_what_is_not_installed_falls_short_on_a_card(
     parts: Any, on_card: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert parts.print_verdict("versus-trl", {}, on_card=on_card) is not on_card
+    assert parts.print_verdict("versus-trl", None, on_card=on_card) is not on_card
     assert capsys.readouterr().out.splitlines()[-1].startswith("fall short: " if on_card else "pass: ")
+
+
+@pytest.mark.parametrize("on_card", [False, True])
+def test_a_part_that_failed_shows_what_it_measured_before(
+    parts: Any, on_card: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"gap of log-probs a token": 0.01, "steps that were skipped": 0, "peak over planned memory": 1}
+    assert not parts.print_verdict("lora-7b", measured, on_card=on_card, failed=["exit code 1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| gap of log-probs a token | 0.01 | at most 0.1 |" in lines
+    assert lines[-1] == "fall short: exit code 1"
+
+
+# Holds the card, as an engine of the doctor's, in a session of its own, and does not end by SIGTERM.
+HOLDER = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]], start_new_session=True)
+print("step 1", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_command_that_takes_too_long_is_ended_and_its_output_kept(parts: Any, tmp_path: Path) -> None:
+    at = parts.Setting("cpu", tmp_path, limit=5)
+    assert parts.command(at, "-c", HOLDER, tmp_path, log="said.txt") == "step 1\n"
+    assert (tmp_path / "said.txt").read_text() == "step 1\n"
+    assert at.failed == ["was ended after 5 s"]
+    assert not processes_with(str(tmp_path))
+
+
+def test_a_command_that_said_enough_is_ended_and_has_not_failed(parts: Any, tmp_path: Path) -> None:
+    at = parts.Setting("cpu", tmp_path)
+    assert parts.command(at, "-c", HOLDER, tmp_path, log="said.txt", is_enough=lambda: True) == "step 1\n"
+    assert not at.failed and not processes_with(str(tmp_path))
+
+
+TERMINATED = f"""
+import os, sys
+sys.path.insert(0, {str(PERF)!r})
+import gpu_parts
+words = ("-c", {HOLDER!r}, os.environ["TMPDIR"])
+gpu_parts.PARTS = {{"doctor": lambda at: gpu_parts.command(at, *words, log="said.txt")}}
+sys.argv[1:] = ["doctor", "--device", "cpu"]
+gpu_parts.main()
+"""
+
+
+def test_a_part_that_is_terminated_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    """The part after it needs the card and the disk."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED], env=environment, stdout=subprocess.PIPE, text=True
+    ) as part:
+        assert part.stdout is not None and part.stdout.readline() == "step 1\n"
+        until = time.monotonic() + 60
+        while len(processes_with(str(tmp_path))) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert [*tmp_path.glob("*/doctor")]
+        part.send_signal(signal.SIGTERM)
+        assert part.wait(60) == 128 + signal.SIGTERM
+    assert not processes_with(str(tmp_path)) and not [*tmp_path.glob("*/doctor")]
+
+
+RECORD = {"rollout/logprob_gap": 0.01, "steps/skipped": 0, "step_time": 10, "num_tokens": 500, "timing/rollout": 5}
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [
+        (0, set()),
+        (1, {"gap of log-probs a token", "steps that were skipped", "peak over planned memory"}),
+        (2, {"seconds of a step", "rollout, tokens a second", "update, MFU"}),
+    ],
+)
+def test_every_step_that_a_run_made_is_in_the_table(parts: Any, steps: int, measured: set[str]) -> None:
+    found = parts.of_steps([RECORD] * steps)
+    assert measured <= found.keys() and ("seconds of a step" in found) == (steps > 1)
+    assert found.get("seconds of a step", 10) == 10 and found.get("rollout, tokens a second", 100) == 100
 
 
 def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:

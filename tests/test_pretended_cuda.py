@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.pretended_cuda import PretendedCuda, is_on_gpu
 from vlm_rl import devices
+from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.policy import load_model
 
@@ -373,6 +374,14 @@ def test_what_the_backward_pass_makes_itself_is_where_it_is_used(gpu: PretendedC
     x, values = (torch.ones(n, 2, device="cuda", requires_grad=True) for n in (3, 2))
     x.index_put([torch.tensor([0, 2], device="cuda")], values).sum().backward()
     assert x.grad is not None and x.grad[:, 0].tolist() == [0, 1, 0] and x.grad.is_cuda
+
+
+def test_what_the_backward_pass_makes_under_another_mode_is_where_it_is_used(gpu: PretendedCuda) -> None:
+    """A mode that watches operations calls each of them itself, also those of C++."""
+    x = torch.ones(3, 2, device="cuda", requires_grad=True)
+    with AttentionKernels():
+        x[torch.tensor([True, False, True], device="cuda")].sum().backward()
+    assert x.grad is not None and x.grad[:, 0].tolist() == [1, 0, 1] and x.grad.is_cuda
 
 
 def test_integers_are_counted(gpu: PretendedCuda) -> None:

@@ -70,10 +70,16 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> tuple[int, int]:
-    """Return the bytes that torch has allocated at most, and those of the card that were taken then, by whomever."""
+    """Return the bytes that torch has allocated at most, and those of the card that were taken then, by whomever.
+
+    Without those of an engine in this process. It has pools of its own, which torch goes on counting while it sleeps
+    and the card has its memory back.
+    """
     free, total = gpu_memory()
     released = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
-    return torch.cuda.max_memory_allocated(), min(total, total - free + released)
+    here = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == torch.cuda.current_device()]
+    pools = sum(segment["allocated_size"] for segment in here if tuple(segment["segment_pool_id"]) != (0, 0))
+    return torch.cuda.max_memory_allocated() - pools, min(total, total - free + released)
 
 
 def default_device() -> torch.device:

@@ -5,6 +5,11 @@ Until then they say what they do.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +69,31 @@ def test_a_group_that_hangs_is_ended(answers) -> None:
     if known[0].outcome == "ok":  # its process was there in time
         assert known[-1].detail == "no answer within 3 s, last: sleeping"
         assert ("hangs", "sleeping") in waited
+
+
+DOCTOR = f"""
+import argparse
+from pathlib import Path
+from vlm_rl.doctor import command
+from vlm_rl.doctor.apart import CheckGroup
+command.MACHINE_CHECKS, command.GROUPS = (), (CheckGroup({MODULE!r}, ("fine", "hangs"), 60),)
+command.doctor(argparse.Namespace(model=None, config=None, json=None, runs=Path.cwd()))
+"""
+
+
+def test_a_doctor_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its group is in a session of its own, and would keep a card's memory."""
+    environment = {**os.environ, "DOCTOR_WAY": "hangs", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", DOCTOR], env=environment, stdout=subprocess.DEVNULL) as doctor:
+        until = time.monotonic() + 120
+        while not any("sleeping" in events.read_text() for events in tmp_path.glob("*/*.jsonl")):
+            assert doctor.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        assert processes_with(str(tmp_path))
+        doctor.send_signal(signal.SIGTERM)
+        assert doctor.wait(60) == 128 + signal.SIGTERM
+    assert not processes_with(str(tmp_path))
+    assert not [*tmp_path.glob("vlm-rl-doctor-*")]
 
 
 def test_what_a_check_does_is_told_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

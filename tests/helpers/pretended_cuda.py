@@ -261,6 +261,8 @@ class _Functions(TorchFunctionMode):
             return handler(self, func, args, kwargs)
         if isinstance(func, OpOverloadPacket) and "_for_cpu" in name and any(map(is_on_gpu, _tensors(args))):
             raise NotImplementedError(f"Could not run 'aten::{name}' with arguments from the 'CUDA' backend.")
+        if isinstance(func, torch._ops.OpOverload):  # of another mode that watches operations: _Operations sees it
+            return func(*args, **kwargs)
         with self.gpu.inside(self):
             if name == "type_as":
                 return self._to("to", args[0], list(args[1:]), kwargs)
@@ -600,6 +602,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: CARD_BYTES // 2,
     "max_memory_reserved": lambda device=None: CARD_BYTES // 2,
+    "memory_snapshot": list,
     "memory_reserved": lambda device=None: CARD_BYTES // 4,
     "get_rng_state": lambda device="cuda": torch.get_rng_state(),
     "set_rng_state": lambda state, device="cuda": None,

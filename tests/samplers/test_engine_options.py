@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,20 @@ def test_fp8_is_asked_of_cards_that_have_it(
         "multi_modal_projector.linear_1": False,
     }
     assert {name: bool(re.match(pattern[3:], name)) for name in layers} == layers
+
+
+@pytest.mark.parametrize(
+    ("capability", "beside_learner", "is_refused"),
+    [((8, 0), True, True), ((8, 9), True, True), ((9, 0), True, False), ((8, 0), False, False)],
+)
+def test_batch_invariance_leaves_the_learner_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], beside_learner: bool, is_refused: bool
+) -> None:
+    """On cards of 8.x vLLM replaces aten::linear and aten::matmul, whose backward CUDA does not have."""
+    monkeypatch.setattr(options_module, "gpu_capability", lambda: capability)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    with pytest.raises(UserError, match=r"compute capability 8\.") if is_refused else nullcontext():
+        assert batch_invariance(on_cpu=False, beside_learner=beside_learner)
 
 
 def test_batch_invariance_is_set_before_vllm_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,18 @@ def test_memory_and_mfu_on_a_gpu(tiny_model: Path, groups: Any, monkeypatch: pyt
         assert speed.warning() is None  # once
 
 
+def test_a_sleeping_engine_is_not_the_learners_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts what is in vLLM's pools, also while the engine sleeps and the card has it back."""
+    sizes = {(0, (0, 0)): 4, (0, (0, 1)): 8, (0, (2, 0)): 16, (1, (0, 1)): 32}  # of a device and a pool
+    segments = [
+        {"device": device, "segment_pool_id": pool, "allocated_size": size * 2**30}
+        for (device, pool), size in sizes.items()
+    ]
+    with PretendedCuda():
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+        assert devices.peak_memory()[0] == torch.cuda.max_memory_allocated() - (8 + 16) * 2**30
+
+
 @pytest.mark.parametrize(
     ("name", "rate"),
     [

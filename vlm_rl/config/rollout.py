@@ -68,8 +68,9 @@ class RolloutConfig(ConfigSection):
     larger share of the card. Needs ZeRO 2 or 3."""
     batch_invariant: bool = False
     """Let vLLM compute a response the same whatever else is in its batch, by slower kernels (VLLM_BATCH_INVARIANT).
-    In the learner's process these also take the place of torch's softmax, mean and batched products. Needs a GPU, and
-    sampler vllm or server. See docs/reliability.md. Experimental on GPUs."""
+    In the learner's process these also take the place of torch's softmax, mean and batched products. Needs a GPU, in
+    the learner's process one from Hopper on, and sampler vllm or server. See docs/reliability.md. Experimental on
+    GPUs."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md. Experimental on GPUs."""

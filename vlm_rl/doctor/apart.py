@@ -25,6 +25,7 @@ import psutil
 from vlm_rl.doctor.check import Check, Waiting, run_checks
 
 _POLL_SECONDS = 0.2
+_ENDING_SECONDS = 10  # for killed processes to give back what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def run_apart(group: CheckGroup, folder: Path, *, num_gpus: int, waiting: Waitin
                     left.remove(event.name)
                     yield event
     finally:
-        _end(process)
+        end_family(process)
     for name in left:
         yield Check(name, "unknown", f"{ended}{_last_words(log)}", "report this, with the versions above")
 
@@ -113,14 +114,28 @@ def _last_words(log: Path) -> str:
     return f"; it said: {errors[-1]:.200}" if errors else ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started; torchrun's ranks are in sessions of their own."""
-    with suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-        for member in family:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
+def end_family(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """End the process and all that it started, and wait for them; torchrun's ranks are in sessions of their own."""
+    family: list[psutil.Process] = []
+    if process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(process.pid)
+            family = [*parent.children(recursive=True), parent]
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait()
+    until = time.monotonic() + _ENDING_SECONDS
+    while any(map(_is_there, family)) and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_there(process: psutil.Process) -> bool:
+    """Tell whether a process still holds memory, as that of a card; a zombie, whom nobody waits for, does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # --- inside the group's processes ---------------------------------------------------------------------

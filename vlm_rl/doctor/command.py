@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,7 +44,7 @@ def doctor(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     known: list[Check] = []
     console = make_console()
-    with WaitingLine(console) as waiting:
+    with _unwound_by_sigterm(), WaitingLine(console) as waiting:
         for answer in _answers(options, waiting):
             known.append(answer)
             for line in _lines(answer):
@@ -53,6 +56,16 @@ def doctor(options: argparse.Namespace) -> int:
             text = json.dumps([asdict(answer) for answer in known], indent=2) + "\n"
             write_atomically(options.json, lambda place: place.write_text(text, encoding="utf-8"))
     return exit_code(known)
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise: ranks and engine are in sessions of their own, and would keep their memory of the cards."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _answers(options: argparse.Namespace, waiting: Waiting) -> Iterator[Check]:

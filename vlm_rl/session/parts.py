@@ -119,7 +119,7 @@ def load_sampler(
             note=note,
         )
     if rollout.batch_invariant:
-        os.environ |= batch_invariance(on_cpu=not has_gpu())
+        os.environ |= batch_invariance(on_cpu=not has_gpu(), beside_learner=True)
     return make_sampler(
         rollout.sampler,
         EngineSettings(

@@ -47,14 +47,28 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     return variables | {"TRITON_CACHE_DIR": str(compile_cache() / "triton_cache")}
 
 
-def batch_invariance(*, on_cpu: bool) -> dict[str, str]:
+_INVARIANT_CAPABILITY = (9, 0)  # Hopper, whose own products do not depend on the batch
+
+
+def batch_invariance(*, on_cpu: bool, beside_learner: bool = False) -> dict[str, str]:
     """Return the variables with which vLLM computes a response the same whatever else is in its batch.
 
-    Raises UserError on a CPU, and in a process that has imported vLLM without them: it reads them then.
+    Args:
+        on_cpu: whether there is no card.
+        beside_learner: whether a learner computes in the engine's process.
+
+    Raises UserError on a CPU, beside a learner on a card before Hopper, and in a process that has imported vLLM
+    without them: it reads them then.
     """
     variables = {"VLLM_BATCH_INVARIANT": "1"}
     if on_cpu:
         raise UserError("rollout.batch_invariant is true: vLLM's kernels for that are a GPU's; set it to false here")
+    if beside_learner and (capability := gpu_capability()) < _INVARIANT_CAPABILITY:
+        raise UserError(
+            f"rollout.batch_invariant is true, and this GPU has compute capability {'.'.join(map(str, capability))}: "
+            f"before {'.'.join(map(str, _INVARIANT_CAPABILITY))} vLLM puts its own matrix products, which have no "
+            "gradients, in the place of torch's in this process; set it to false, or set rollout.sampler to server"
+        )
     if "vllm" in sys.modules and os.environ.get("VLLM_BATCH_INVARIANT") != "1":
         raise UserError(
             "rollout.batch_invariant is true, and this process has imported vLLM without it: start a new process, "
