@@ -141,7 +141,7 @@ def test_a_change_is_that_of_the_same_problems(run, page):
     right = [{row["problem_id"]: row["verdict"] == "correct" for row in e.rows().to_pylist()} for e in (first, last)]
     difference = estimate([float(right[1][name]) - float(right[0][name]) for name in right[0]], bounds=(-1, 1))
     ends = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
-    assert f"({100 * difference.mean:+.1f} points, 95 % interval {ends}" in page.text
+    assert difference.low > 0 and f"rises by {100 * difference.mean:.1f} points (95 % interval {ends}; " in page.text
     tokens = [{row["problem_id"]: row["length"] for row in e.rows().to_pylist()} for e in (first, last)]
     longer = estimate([tokens[1][name] - tokens[0][name] for name in tokens[0]])
     assert f"({longer.mean:+.1f}, 95 % interval {longer.low:+.1f} to {longer.high:+.1f})." in page.text

@@ -33,7 +33,8 @@ class Change:
         p = self.paired
         low, high = (100 * end for end in p.interval)
         points = f"{100 * abs(p.difference):.1f} points"
-        what = f"rises by {points}" if low > 0 else f"falls by {points}" if high < 0 else "may not have changed"
+        what = f"rises by {points} (" if low > 0 else f"falls by {points} (" if high < 0 else ""
+        what = what or f"may not have changed ({100 * p.difference:+.1f} points, "
         lengths = ""
         if p.length_a is not None and p.length_b is not None:
             lengths = f" Responses have {p.length_b:.0f} tokens on average, against {p.length_a:.0f}"
@@ -42,8 +43,8 @@ class Change:
                 lengths += f" ({p.length_b - p.length_a:+.1f}, 95 % interval {shortest:+.1f} to {longest:+.1f})"
             lengths += "."
         return (
-            f"{self.benchmark}, {self.who}: accuracy{self.judged} {what} ({100 * p.difference:+.1f} points, 95 % "
-            f"interval {low:+.1f} to {high:+.1f}; {p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"
+            f"{self.benchmark}, {self.who}: accuracy{self.judged} {what}95 % interval {low:+.1f} to {high:+.1f}; "
+            f"{p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"
         )
 
 
