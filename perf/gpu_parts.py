@@ -72,6 +72,12 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
     "credit by sight": ("algorithm.credit=visual", "algorithm.perception_coef=0.01"),
 }
 """Keys of a run that take paths of their own on a card; {model} is the model's folder."""
+FASTEST = (
+    "model.gradient_checkpointing=auto",
+    "model.fused_head=true",
+    *["model.layer_patches=liger"] * bool(importlib.util.find_spec("liger_kernel")),
+)
+"""What a 3B on a card is likely to be fastest with."""
 LORA = ("model.lora.rank=32", "model.lora.alpha=64", "train.lr=1e-5")
 LORA_ON_CARD = (
     "rollout.vllm.gpu_memory_utilization=0.5",
@@ -356,7 +362,7 @@ PARTS: Mapping[str, Callable[[Setting], Measured | None]] = {
     "switches": switches,
     "check-3b": lambda at: check(at, "3b"),
     "learner-3b": lambda at: learner(at, "3b"),
-    "step-3b": lambda at: step(at, "3b"),
+    "step-3b": lambda at: step(at, "3b", *FASTEST * at.on_card),
     "rollout-3b": rollout,
     # configs/virl39k_luspo_7b_lora_48gb.yaml's adapters, rows and engine, with a quarter of its prompts
     "lora-7b": lambda at: step(at, "7b", *LORA, *LORA_ON_CARD * at.on_card),
