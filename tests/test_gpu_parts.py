@@ -127,6 +127,7 @@ gpu_parts.main()
 """
 
 
+@pytest.mark.turn(0, days=2)
 def test_a_part_that_is_terminated_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     """The part after it needs the card and the disk."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

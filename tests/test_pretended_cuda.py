@@ -24,6 +24,8 @@ from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.policy import load_model
 
+# Operations that torch advises against are cases too.
+pytestmark = pytest.mark.filterwarnings("ignore:To copy construct", "ignore:The use of `x.T`")
 MIXED = "Expected all tensors to be on the same device"
 
 

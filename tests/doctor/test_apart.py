@@ -81,6 +81,7 @@ command.doctor(argparse.Namespace(model=None, config=None, json=None, runs=Path.
 """
 
 
+@pytest.mark.turn(1, days=2)
 def test_a_doctor_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
     """Its group is in a session of its own, and would keep a card's memory."""
     environment = {**os.environ, "DOCTOR_WAY": "hangs", "TMPDIR": str(tmp_path)}
