@@ -17,7 +17,7 @@ from typing import Any, Self
 from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_same_sets
-from vlm_rl.distributed import all_gather, barrier, from_main, rank, world_size
+from vlm_rl.distributed import alive, all_gather, barrier, from_main, rank, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.learner import Learner
@@ -147,6 +147,7 @@ class CheckpointWriter:
         a weight or the optimizer's state is not finite.
         """
         self.finish()
+        alive("save")
         step = state["step"]
         self._progress.begin(step, beside=self.keep.async_save)
         if name := self.learner.non_finite():
