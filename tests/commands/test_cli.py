@@ -8,10 +8,12 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -609,6 +611,24 @@ def test_a_rank_that_refuses_alone_says_so_and_waits_no_longer_than_it_must(
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         assert refuse(message) == 2
     assert capsys.readouterr().err == "vlm-rl: no model\nvlm-rl: no data\n"
+
+
+def test_a_rank_that_refuses_last_may_find_that_the_others_have_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first to see all of them removes the folder where they meet, while another one reads it."""
+    look = os.scandir
+
+    def looks_late(folder: str | Path) -> Any:
+        monkeypatch.setattr("os.scandir", look)
+        shutil.rmtree(folder)
+        return look(folder)
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr("os.scandir", looks_late)
+    assert refuse("no model") == 2 and os.scandir is look
+    assert capsys.readouterr().err == "vlm-rl: no model\n"
 
 
 def test_a_process_leaves_its_ranks_at_its_end_and_not_before() -> None:

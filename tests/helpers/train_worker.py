@@ -181,6 +181,18 @@ def lose_servers_of(rank: int, evaluation: int) -> None:
     periodic_evaluation.evaluate_into = evaluated
 
 
+def lose_servers_of_rollout(rank: int, step: int) -> None:
+    """Let the sampler of one rank raise, in the rollout of this step, what it raises without any server left."""
+    generate = TransformersSampler.generate
+
+    def losing(self: TransformersSampler, request: SampleRequest, **of_call: Any) -> Any:
+        if request.step + 1 == step and int(os.environ["RANK"]) == rank:
+            raise ServersGoneError("no rollout server has worked")
+        return generate(self, request, **of_call)
+
+    TransformersSampler.generate = losing
+
+
 def turn_clock_back_in(phase: str, step: int) -> None:
     """Set the clock that Python reads back by an hour when the phase begins for the step-th time."""
 
@@ -535,6 +547,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "lose_lease_in": lose_lease_in,
     "lose_servers_in": lose_servers_in,
     "lose_servers_of": lose_servers_of,
+    "lose_servers_of_rollout": lose_servers_of_rollout,
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "press_ctrl_c_in": press_ctrl_c_in,

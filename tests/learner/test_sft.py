@@ -224,7 +224,7 @@ def test_ctrl_c_saves_and_ends_a_run_after_its_step(toys: Toys, learnable: Path,
     path, run = sft_file(toys, learnable, "interrupted", checkpoint={"every": 1})
     result = toys.runner("sft", path, faults={"press_ctrl_c_in": {"phase": "save", "step": 1}})
     assert result.code == EXIT_STOPPED, result.output[-3000:]
-    assert "Ctrl-C: waiting for" in result.output and "Ctrl-C again stops at once" in result.output
+    assert "Ctrl-C: waiting for what is in progress (save);" in result.output and "Ctrl-C again" in result.output
     assert f"stopped by Ctrl-C after step 1; resume with: vlm-rl sft {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [1] and metrics_of(run) == metrics_of(whole)[:1]
     assert_sound(run)

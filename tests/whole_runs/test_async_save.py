@@ -106,6 +106,18 @@ def test_an_error_on_one_of_two_ranks_leaves_the_one_before(toys: Toys) -> None:
 
 
 @pytest.mark.slow
+def test_ctrl_c_twice_on_one_of_two_ranks_names_the_one_before(toys: Toys) -> None:
+    """A rank alone commits nothing, so the save that is being written is lost."""
+    held = {"hold_save": {"number": 2, "phase": "reward", "step": 3}}
+    pressed = {"press_ctrl_c_in": {"phase": "reward", "step": 3, "presses": 2}}
+    config = toys.config("pressed", **ASYNC)
+    result = toys.runner("train", str(config), ranks=2, faults_of_ranks=[pressed | held, held])
+    assert saved(toys.run("pressed")) == ([1], 1)
+    assert "Ctrl-C again stops at once and loses 1 step.\n" in result.output, result.output[-3000:]
+    assert "\nstopped at once: 1 step lost; to resume from step 1: torchrun" in result.output
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(crash_points.library() is None, reason="needs a C compiler (cc)")
 def test_killed_in_the_thread_s_own_writes_and_resumed(toys: Toys) -> None:
     """Points of crash_walk inside the folder of an unfinished checkpoint."""

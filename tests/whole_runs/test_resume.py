@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -238,6 +239,19 @@ def test_ctrl_c_keeps_the_step_in_progress_where_no_checkpoint_is_due(
     run = toys.run("ctrl-c")
     assert f"stopped by Ctrl-C after step 2; resume with: vlm-rl train {run.path} --resume\n" in result.output
     assert [step for step, _ in run.checkpoints()] == [2]
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "save"])
+def test_ctrl_c_says_that_it_waits_for_what_is_between_steps(toys: Toys, phase: str) -> None:
+    changes: dict[str, Any] = {
+        "data": {"eval": [str(toys.heldout)]},
+        "eval": {"every": 1},
+        "checkpoint": {"every": 1},
+    }
+    fault = {"press_ctrl_c_in": {"phase": phase, "step": 1}}
+    result = toys.runner("train", toys.config(f"waits-for-{phase}", **changes), faults=fault)
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert f"Ctrl-C: waiting for what is in progress ({phase});" in result.output
 
 
 def test_a_set_that_was_prepared_again_stops_a_resume(toys: Toys, pressed: tuple[Path, Path, ExitResult]) -> None:

@@ -438,6 +438,22 @@ def test_servers_that_one_of_two_ranks_loses_in_an_evaluation_stop_both(toys: To
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_servers_that_one_of_two_ranks_loses_in_a_rollout_stop_both(toys: Toys, rank: int) -> None:
+    """The other one has finished its half of step 3. Both save the state from its beginning."""
+    config = str(toys.config(f"rollout-servers-of-{rank}", checkpoint={"every": 4}))
+    fault = {"lose_servers_of_rollout": {"rank": rank, "step": 3}}
+    stopped = toys.runner("train", config, faults=fault, ranks=2)
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+    assert "no rollout server has worked: stopped after step 2; resume with" in stopped.output
+    run = toys.run(f"rollout-servers-of-{rank}")
+    assert [step for step, _ in run.checkpoints()] == [2]
+    assert toys.runner("train", config, "--resume", ranks=2).code == 0
+    assert toys.runner("train", str(toys.config(f"rollout-never-lost-{rank}")), ranks=2).code == 0
+    assert_equal_runs(run, toys.run(f"rollout-never-lost-{rank}"))
+
+
+@pytest.mark.slow
 def test_every_key_is_read(toys: Toys) -> None:
     """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
     benchmark = benchmark_set(toys, "keys-set")

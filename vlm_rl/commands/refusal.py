@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 EXIT_REFUSED = 2
@@ -38,8 +39,9 @@ def refuse(message: str) -> int:
     if is_ours:
         _is_first(folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}")
         deadline = time.monotonic() + _PATIENCE
-        while 0 < len([*folder.glob("rank-*")]) < ranks and time.monotonic() < deadline:
-            time.sleep(0.02)
+        with suppress(FileNotFoundError):  # another rank has met all, and has just removed the folder
+            while 0 < len([*folder.glob("rank-*")]) < ranks and time.monotonic() < deadline:
+                time.sleep(0.02)
         shutil.rmtree(folder, ignore_errors=True)
     return EXIT_REFUSED
 

@@ -40,7 +40,7 @@ from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
-from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.samplers.remote.servers import ServersGoneError, check_all_served
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -241,8 +241,7 @@ def answer_share(
                     advance(len(batch), note=_score_so_far(answered))
         except ServersGoneError as error:
             lost = error
-    if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
-        raise lost or ServersGoneError(reasons[0])
+    check_all_served(lost)
     return answered
 
 

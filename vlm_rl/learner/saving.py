@@ -17,7 +17,7 @@ from typing import Any, Self
 from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_same_sets
-from vlm_rl.distributed import all_gather, barrier, from_main, rank, world_size
+from vlm_rl.distributed import alive, all_gather, barrier, from_main, rank, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.learner import Learner
@@ -112,6 +112,7 @@ class CheckpointWriter:
         *,
         lock: RunLock,
         best_step: Callable[[], int | None] = lambda: None,
+        newest: int | None = None,
         size: int = 0,
         lines: SaveLines | None = None,
     ) -> None:
@@ -124,6 +125,7 @@ class CheckpointWriter:
             keep: which earlier checkpoints are kept, and whether saves are asynchronous.
             lock: of the run; a checkpoint is committed only while it is held.
             best_step: gives a step that is kept too.
+            newest: the step of the checkpoint that the run continues from.
             size: the bytes that a checkpoint is expected to take; the first one is refused where fewer are free.
             lines: where saves are announced, and how far they are.
         """
@@ -131,6 +133,7 @@ class CheckpointWriter:
         self.lock, self.best_step = lock, best_step
         self._progress = SaveProgress(size, lines)
         self._pending: _Pending | None = None
+        self._committed = newest
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts with the first job
 
     def save(self, state: Mapping[str, Any], *, add_files: Callable[[Path], None] = lambda _: None) -> None:
@@ -144,6 +147,7 @@ class CheckpointWriter:
         a weight or the optimizer's state is not finite.
         """
         self.finish()
+        alive("save")
         step = state["step"]
         self._progress.begin(step, beside=self.keep.async_save)
         if name := self.learner.non_finite():
@@ -204,6 +208,14 @@ class CheckpointWriter:
                 shutil.rmtree(pending.folder, ignore_errors=True)
             raise failed
         from_main(lambda: self._commit(pending, dict(ChainMap(*outcomes))))
+        self._committed = pending.state["step"]
+
+    @property
+    def step_after_error(self) -> int | None:
+        """Return the step of the newest checkpoint if the run failed now; None without one. See `__exit__`."""
+        if self._pending is not None and world_size() == 1:
+            return self._pending.state["step"]
+        return self._committed
 
     def _commit(self, pending: _Pending, written: Mapping[str, FileEntry]) -> None:
         self.lock.check()

@@ -20,6 +20,7 @@ from vlm_rl.rewards.reward import RewardFunction, Scoring
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
+from vlm_rl.samplers.remote.servers import ServersGoneError, check_all_served
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import EpisodeStart, Group, Problem, Rollout
 
@@ -164,6 +165,8 @@ class GroupSampling:
             sample: returns the responses to a request, and reports each group to grade as soon as it is complete.
             step: the rollout step.
             phase: times the sampling, and the wait for grades.
+
+        Raises ServersGoneError on every rank where one has lost all its rollout servers.
         """
         mine = share(groups)
         with Scoring(self.reward) as scoring:
@@ -174,9 +177,14 @@ class GroupSampling:
                     prompt = request.prompts[index]
                     scoring.add(index, [(mine[index].problem, prompt, rollout) for rollout in rollouts])
 
-                sampled = sample(request, score)
+                sampled, lost = list[list[Rollout]](), None
+                try:
+                    sampled = sample(request, score)
+                except ServersGoneError as error:
+                    lost = error
             with phase("reward"):  # only the wait for unfinished grading
                 rewards = scoring.rewards()
+                check_all_served(lost)
                 all_sampled = gather_shares(
                     [(tuple(rollouts), rewards.get(index)) for index, rollouts in enumerate(sampled)]
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from vlm_rl.config import Config
-from vlm_rl.distributed import from_main, share
+from vlm_rl.distributed import alive, from_main, share
 from vlm_rl.evaluation.evaluate import Asking, Judging
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
@@ -31,6 +31,7 @@ def evaluate_if_due(session: Session) -> None:
         settings = {"weights": weights, **answer_settings(problems, asking, judging)}
         if from_main(partial(_is_complete, session.run.directory, name, session.step, settings)):
             continue
+        alive("evaluation")
         with session.recorder.progress(name, total=len(share(problems))) as advance:
             try:
                 summary = evaluate_into(

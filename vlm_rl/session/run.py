@@ -205,6 +205,7 @@ class Run:
             self._config.checkpoint,
             lock=self._lock,
             best_step=best_step,
+            newest=self._saved_step,
             size=self._room.size,
             lines=lines,
         )
@@ -281,7 +282,7 @@ class Run:
         """Stop as after SIGTERM. A signal handler may not print: what it interrupts may be printing."""
         self.ask_to_stop("stopped by Ctrl-C")
         if rank() == 0:
-            lost = self.step - (self._saved_step or 0)
+            lost = self.step - (self.checkpoints.step_after_error or 0)
             text = (
                 f"\nCtrl-C: waiting for what is in progress ({signs_of_life()[1]}); then the run is "
                 f"saved and stops. Ctrl-C again stops at once{f' and loses {_steps(lost)}' if lost else ''}.\n"
@@ -376,12 +377,13 @@ class Run:
     def _what_is_lost(self) -> str:
         """Say how many steps an end at this moment loses, and how to continue."""
         command = resume_command(self.directory.path, command=self._command)
-        lost = self.step - (self._saved_step or 0)
-        if self._saved_step is None:
+        saved = self.checkpoints.step_after_error if hasattr(self, "checkpoints") else self._saved_step
+        lost = self.step - (saved or 0)
+        if saved is None:
             what = f"{_steps(lost)} lost, since no checkpoint was written" if lost else "no step was done"
             return f"{what}; to begin again at step 1: {command}"
         what = f"{_steps(lost)} lost" if lost else "nothing lost but the step in progress"
-        return f"{what}; to resume from step {self._saved_step}: {command}"
+        return f"{what}; to resume from step {saved}: {command}"
 
 
 def _steps(number: int) -> str:

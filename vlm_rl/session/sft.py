@@ -16,7 +16,7 @@ from typing import Any
 from vlm_rl.config import SftConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets
-from vlm_rl.distributed import gather_shares, rank, share
+from vlm_rl.distributed import alive, gather_shares, rank, share
 from vlm_rl.errors import UserError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, prompts_to_check
@@ -174,6 +174,7 @@ class SupervisedTraining:
     def train_step(self) -> float:
         """Take an optimizer step, record it, and save where that is due. Returns the loss."""
         begun = time.perf_counter()
+        alive("update")
         prompts = PromptCache(self.builder)
         examples = self._take(self.config.train.mini_batch_prompts, prompts)
         result = self.rows.run(lambda tokens: take_step(self.learner, examples, self.builder, prompts, tokens=tokens))
@@ -191,6 +192,7 @@ class SupervisedTraining:
         """Return the loss on each set of data.eval at the current weights, by the name of its metric, and say it."""
         measured: dict[str, float] = {}
         for name, examples in self.held_out.items():
+            alive("evaluation")
             size = self.config.train.mini_batch_prompts
             measured[f"heldout_loss/{name}"] = loss = mean_loss(self.learner, examples, self.builder, batch_size=size)
             self.say(f"step {self.run.step}: loss {loss:.4f} on {name}, {len(examples):,} held-out responses")

@@ -15,7 +15,7 @@ import torch
 
 from vlm_rl.config import Quantization, is_server_address
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import from_main
+from vlm_rl.distributed import all_gather, from_main
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.remote.client import ServerError, ask_info, ask_proof, connected, media_mismatch
 from vlm_rl.samplers.remote.push import BACKENDS, Peer
@@ -27,6 +27,16 @@ SILENCE = 60.0  # seconds after which a server that does not answer is taken for
 
 class ServersGoneError(UserError):
     """No server has answered for rollout.server_timeout; what was trained can be saved."""
+
+
+def check_all_served(lost: ServersGoneError | None) -> None:
+    """Raise ServersGoneError on every rank where one of them has lost all its servers: all save together.
+
+    Args:
+        lost: what was raised on this rank, whose share of the work is then not done.
+    """
+    if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
+        raise lost or ServersGoneError(reasons[0])
 
 
 @dataclass(frozen=True)
