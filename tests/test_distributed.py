@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from tests.helpers.processes import listening
 from tests.helpers.toy_runs import clean_environment
+from vlm_rl.devices import default_device
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, init_ranks
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.samplers.remote.gloo_link import open_store
@@ -35,6 +36,12 @@ def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.Monkey
     assert init_ranks() == device
     assert current == [device], "what asks for the current card would get the first one"
     assert calls == [(("cpu:gloo,cuda:nccl",), {"timeout": COLLECTIVE_TIMEOUT, "device_id": device})]
+
+
+def test_what_a_rank_makes_is_on_its_own_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert default_device() == torch.device("cuda", 3)
 
 
 ALONE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from vlm_rl.devices import default_device, has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.attention.shared_prefix import takes_flash
 from vlm_rl.learner.checkpoint_size import checkpoint_bytes
-from vlm_rl.learner.deepspeed import least_zero_stage
+from vlm_rl.learner.deepspeed import import_deepspeed, least_zero_stage
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.samplers.factory import _unsupported
@@ -116,6 +117,13 @@ def warm_batch(_: Path) -> int:
     return WarmStart.here().batch_size
 
 
+def told_to_deepspeed(_: Path) -> str | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DS_ACCELERATOR", raising=False)
+        import_deepspeed()
+        return os.environ.pop("DS_ACCELERATOR", None)
+
+
 def toy_rate(_: Path) -> float:
     return learning_rate()
 
@@ -141,6 +149,7 @@ TABLE: list[tuple[Callable[[Path], Any], Any, Any]] = [
     (row_tokens_in_real_language, {"micro_batch_tokens": 2048}, {}),
     (warm_batch, 8, 32),
     (toy_rate, 1e-4, 3e-5),
+    (told_to_deepspeed, "cpu", None),
 ]
 
 

@@ -6,6 +6,8 @@ here too. tests/test_architecture.py refuses these questions anywhere else.
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
@@ -117,6 +119,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
     )
+
+
+def tell_deepspeed_of_the_cpu() -> None:
+    """Name the CPU to DeepSpeed before its import, where there is no GPU: it would warn that it guessed."""
+    if not has_gpu():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def free_gpu_memory() -> None:

@@ -18,6 +18,8 @@ from tests.helpers.odd_models import save_odd
 from tests.helpers.pretended_cuda import PretendedCuda
 from vlm_rl import cli
 from vlm_rl.doctor import model as doctor_model
+from vlm_rl.learner.self_check import FLOAT32_LIMIT
+from vlm_rl.planning.fits import Card
 from vlm_rl.samplers.transformers import TransformersSampler
 
 NAMES = ["folder", "model type", "tokenizer", "chat template", "weights", "packed rows", "sampler"]
@@ -48,6 +50,8 @@ def outcomes(
 def test_a_model_that_works(on_gpu: bool, tiny_model: Path, outcomes: Callable) -> None:
     with PretendedCuda() if on_gpu else nullcontext():
         code, found, page = outcomes(tiny_model)
+        limit = doctor_model.ModelUnderTest(tiny_model).policy[2]
+    assert (limit > FLOAT32_LIMIT) == on_gpu, "a GPU computes in bfloat16"
     assert (code, found) == (0, dict.fromkeys(NAMES, "ok")), page
     assert "transformers holds the synced weights" in page
 
@@ -108,6 +112,16 @@ def test_a_model_that_is_too_large_for_this_machine(
     code, found, page = outcomes(tiny_model)
     assert (code, found["packed rows"], found["sampler"]) == (2, "?", "?")
     assert "on the machine that will train" in page
+
+
+def test_a_gpu_holds_a_model_in_half_the_bytes(tiny_model: Path) -> None:
+    """On a card of a third of its float32 weights it is too large, and too small to be on one of two thirds."""
+    size = sum(tensor.numel() for tensor in load_file(tiny_model / "model.safetensors").values()) * 4
+    with PretendedCuda():
+        for part, fits in ((3, False), (1.5, True)):
+            model = doctor_model.ModelUnderTest(tiny_model)
+            vars(model)["card"] = Card(size / part, size / part)
+            assert (model.too_large(copies=1) == "") is fits
 
 
 @pytest.mark.skipif(bool(find_spec("fla") or find_spec("causal_conv1d")), reason="they are installed")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.rotation import todays
 from tests.helpers.torch_versions import VARLEN
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
-from vlm_rl.config import LoraConfig, RowFormat
+from vlm_rl.config import LoraConfig, RowFormat, parse_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device
 from vlm_rl.doctor.attention import FUSED, AttentionKernels, attention_bf16, attention_fp32
@@ -30,12 +31,16 @@ from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.attention import shared_prefix
 from vlm_rl.learner.attention import vision as vision_attention
 from vlm_rl.learner.checkpoint_files import host_copy
+from vlm_rl.learner.deepspeed import offload_optimizer, reload_optimizer
 from vlm_rl.learner.head import Head
 from vlm_rl.learner.packing import PackedRow, move
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.reference import Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
 from vlm_rl.model_files.adapters import BaseModel
+from vlm_rl.session.parts import load_reference
+from vlm_rl.session.teacher import load_teacher
 from vlm_rl.templates import TEMPLATES
 
 TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm
@@ -343,3 +348,52 @@ def test_windows_of_the_vision_tower_take_one_call(
     torch.testing.assert_close(output.cpu(), expected, atol=2e-2, rtol=0)
     if version is None:
         assert kernels.names == {"torch_attn::_varlen_attn"}, "the doctor names this kernel"
+
+
+@pytest.mark.parametrize("offload", [True, False], ids=["offloaded", "stays"])
+def test_frozen_models_are_on_the_card_while_they_score(gpu: PretendedCuda, offload: bool, tiny_model: Path) -> None:
+    """The reference leaves its room to the update and the engine; so does a teacher, unless it may stay."""
+    path = str(tiny_model)
+    algorithm = {"kl_coef": 0.1, "distillation": {"teacher": path, "coef": 0.1, "offload": offload}}
+    config = parse_config(
+        {"out": "x", "model": {"path": path}, "data": {"train": ["x"]}, "algorithm": algorithm}, where="here"
+    )
+    builder = PromptBuilder(tiny_model, template=TEMPLATES["plain"])
+    learner: Any = SimpleNamespace(device=default_device())
+    teacher = load_teacher(config, learner, builder, is_stopped=lambda: False, note=lambda _: None)
+    assert teacher is not None
+    for frozen, stays in ((load_reference(config, learner, builder), False), (teacher.model, not offload)):
+        assert isinstance(frozen, Reference)
+        weights = frozen.model
+        places = [{weight.is_cuda for weight in weights.parameters()}]
+        with frozen.on_device(learner.device):
+            places.append({weight.is_cuda for weight in weights.parameters()})
+        places.append({weight.is_cuda for weight in weights.parameters()})
+        assert places == [{stays}, {True}, {stays}]
+
+
+def test_an_optimizer_that_gives_way_to_the_engine_is_pinned(
+    gpu: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By DeepSpeed in ZeRO 2, and by ourselves in ZeRO 3, after which the card has the room back."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(True))
+    whole: Any = SimpleNamespace(
+        device=default_device(),
+        zero_optimization_stage=lambda: 2,
+        offload_states=lambda include, pin_memory: asked.append(pin_memory),
+    )
+    offload_optimizer(whole)
+    assert asked.pop()
+    master, moment = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+    optimizer = SimpleNamespace(
+        offloaded_states=set(),
+        fp16_partitioned_groups_flat=[],
+        fp32_partitioned_groups_flat=[master],
+        optimizer=SimpleNamespace(state={0: {"exp_avg": moment}}),
+    )
+    shards: Any = SimpleNamespace(device=default_device(), zero_optimization_stage=lambda: 3, optimizer=optimizer)
+    offload_optimizer(shards)
+    assert [(tensor.is_cuda, tensor.is_pinned()) for tensor in (master, moment)] == [(False, True)] * 2 and asked
+    reload_optimizer(shards)
+    assert master.is_cuda and moment.is_cuda

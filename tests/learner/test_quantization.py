@@ -15,9 +15,11 @@ from vlm_rl import cli
 from vlm_rl.config import LoraConfig, load_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
+from vlm_rl.learner import lora
 from vlm_rl.learner.lora import weight_sources
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.model_files.adapters import BaseModel
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.types import Problem
@@ -103,3 +105,17 @@ def test_a_packed_base_gives_the_log_probs_and_gradients_of_its_merged_weights(t
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert len(trained) == 2 * 3 * 7 and all(".lora_" in name for name in trained)
     assert "bitsandbytes" in sys.modules
+
+
+def test_a_packed_base_is_on_its_ranks_card_and_computed_in_the_dtype_of_the_run(tiny_model: Path) -> None:
+    """DeepSpeed's engine wants one dtype of all that is trained."""
+    pytest.importorskip("bitsandbytes")
+    card = torch.device("cuda", 1)
+    loading = quantized_loading(["lm_head"], torch.bfloat16, card)
+    assert loading["device_map"] == {"": card} and loading["quantization_config"].bnb_4bit_use_double_quant
+    model: Any = load_model(tiny_model, dtype=torch.bfloat16, in_4bit=True)
+    lora.add_adapters(model, LoraConfig(rank=4, load_in_4bit=True), seed=5)
+    packed = [layer for layer in model.modules() if hasattr(layer, "compute_dtype")]
+    assert len(packed) == 3 * 7 and {layer.compute_dtype for layer in packed} == {torch.bfloat16}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * 3 * 7 and {parameter.dtype for parameter in trained} == {torch.bfloat16}

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionLayer
 
+from tests.helpers.cards import have_cards
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
 from tests.helpers.recipes import PAPER_RECIPES, RECIPES
@@ -30,7 +31,7 @@ from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.model_files.model_folder import SHIPPED
 from vlm_rl.planning.dry_run import DryRun, dry_run
-from vlm_rl.planning.fits import Card, fits
+from vlm_rl.planning.fits import Card, fits, gib
 from vlm_rl.planning.memory import cache_bytes, linear_bytes_per_token, side_by_side, stack_bytes_per_token
 from vlm_rl.planning.page import print_dry_run
 from vlm_rl.session.recomputation import settled
@@ -279,6 +280,11 @@ def test_host_memory_by_hand() -> None:
     assert copied == 2 * 2 * n + 12 * n
     # in ZeRO 3 the masters are DeepSpeed's only copy
     assert dry_of(LUSPO_7B, "checkpoint.async_save=true", "train.zero_stage=3").memory.checkpoint_copies == 14 * n
+    words = ["checkpoint.async_save=true", "model.freeze=[tower]", "model.dtype=bfloat16"]
+    card, host = (dry_run(load_config(LUSPO_7B, words), num_ranks=ranks, on_gpu=on_gpu) for on_gpu in (True, False))
+    frozen = 2 * (card.num_parameters - card.num_trainable)  # which DeepSpeed copies from a card
+    assert card.memory.checkpoint_copies - host.memory.checkpoint_copies == frozen > 0
+    assert card.disk_room.size - host.disk_room.size == frozen
     kept = "train.deepspeed.zero_optimization.offload_optimizer.device=cpu"
     part = n // ranks  # 12 bytes for masters and moments; 4 for float32 gradients, or 8 where ZeRO 3 sums them too
     for stage, host, gradients in ((2, 16, 6), (3, 20, 0)):
@@ -685,6 +691,15 @@ def test_auto_recomputes_no_more_than_the_card_asks_for() -> None:
     assert plans["auto"].memory == plans["true"].memory  # of an unknown card
 
 
+def test_weights_that_are_here_are_planned_for_this_machine(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(model={"path": str(tiny_model)})
+    assert not dry_run(config).is_on_gpu
+    have_cards(monkeypatch, 1, 10**12)
+    assert dry_run(config).is_on_gpu
+
+
 def test_the_run_keeps_what_the_plan_says(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     config = config_of(model={"path": str(tiny_model), "gradient_checkpointing": "auto"})
     monkeypatch.setattr(Card, "here", lambda ranks: Card(1e12, 1e12, is_gpu=False))
@@ -693,6 +708,13 @@ def test_the_run_keeps_what_the_plan_says(tiny_model: Path, monkeypatch: pytest.
     monkeypatch.setattr(Card, "here", lambda ranks: Card(1e6, 1e6, is_gpu=False))
     assert settled(config).model.gradient_checkpointing is True
     assert config.model.gradient_checkpointing == "auto"
+    capsys.readouterr()
+    have_cards(monkeypatch, 1, 10**12)
+    monkeypatch.setattr(Card, "here", lambda ranks: Card.of(1000))
+    kept = settled(config)
+    planned = gib(dry_run(kept, num_ranks=1, on_gpu=True).memory.update)
+    assert planned != gib(dry_run(kept, num_ranks=1, on_gpu=False).memory.update)
+    assert f"planned {planned} in the update on a card" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_estimate_follows_the_switch_of_the_patches() -> None:

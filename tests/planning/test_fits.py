@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from tests.helpers.cards import have_cards
 from vlm_rl.cli import main
 from vlm_rl.config import load_config, load_sft_config
 from vlm_rl.errors import UserError
@@ -49,6 +51,14 @@ def dry() -> DryRun:
 
 def card(size: float) -> Card:
     return Card(size, size)
+
+
+def test_the_smallest_of_different_cards_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (80 * 2**30, 48 * 2**30, 80 * 2**30)
+    have_cards(monkeypatch, len(sizes), 0)
+    properties = [SimpleNamespace(total_memory=size) for size in sizes]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    assert Card.here(3, emptied=True).total == min(sizes)
 
 
 def test_the_limit_of_each_phase(dry: DryRun) -> None:

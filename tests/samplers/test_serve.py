@@ -115,6 +115,8 @@ def test_a_small_model_is_served_eagerly_on_a_gpu(config: Config, monkeypatch: p
     _, flags, environment = server_options(config, host="127.0.0.1", port=1)
     assert environment["VLLM_BATCH_INVARIANT"] == "1"
     assert "--enforce-eager" in flags and "--kv-cache-memory-bytes" in flags
+    given = {"--dtype": "bfloat16", "--weight-transfer-config": '{"backend": "nccl"}', "--seed": str(config.seed)}
+    assert {name: flags[flags.index(name) + 1] for name in given} == given
     assert environment["TRITON_CACHE_DIR"] == "/data/vllm/triton_cache"
     assert not any("CPU" in name for name in environment)
 

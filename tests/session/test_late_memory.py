@@ -10,14 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.toy_runs import ROOT, Toys, assert_sound, metrics_of, rollouts_of
 from vlm_rl.distributed import alive
 from vlm_rl.errors import EXIT_STALLED
+from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.session.watch import Watch
 
@@ -27,6 +31,24 @@ SMALLER = {
     "model.layer_patches": "false",
     "model.gradient_checkpointing": "true",
 }
+
+
+def test_a_gpu_has_its_memory_back_before_an_update_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch keeps of freed memory is cut for the longer rows."""
+    done: list[str] = []
+    config: Any = SimpleNamespace(train=SimpleNamespace(micro_batch_tokens=100), shorter_rows=lambda tokens: 50)
+    learner: Any = SimpleNamespace(is_stepping=False, discard_gradients=lambda: done.append("discarded"))
+
+    def attempt(tokens: int) -> int:
+        done.append(f"{tokens} tokens")
+        if tokens == 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return tokens
+
+    with PretendedCuda():
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+        assert RowBudget(config, learner, lambda _: None).run(attempt) == 50
+    assert done == ["100 tokens", "discarded", "freed", "50 tokens"]
 
 
 def words(changes: dict[str, str]) -> list[str]:

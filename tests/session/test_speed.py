@@ -16,6 +16,7 @@ from vlm_rl import devices
 from vlm_rl.config import Config, parse_config
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.session import speed as speed_module
 from vlm_rl.session.speed import Speed
 
 SECONDS = {"timing/rollout": 2.0, "timing/old_logprobs": 1.0, "timing/update": 4.0, "timing/sync": 9.0}
@@ -84,10 +85,11 @@ def test_of_experts_those_count_that_a_token_is_given_to(family_model: Callable[
 def test_memory_and_mfu_on_a_gpu(tiny_model: Path, groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with PretendedCuda():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
-        config = config_of(tiny_model)
+        config, begun = config_of(tiny_model), list[None]()
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: begun.append(None))
         speed = Speed(policy_of(tiny_model), config)
         with speed.update():
-            pass
+            assert len(begun) == 1, "what the old log-probs took is no peak of the update"
         found = speed.metrics(*groups, SECONDS)
         planned = dry_run(config, num_ranks=1, on_gpu=True).memory.update
         assert found["memory/peak_gib"] == CARD_BYTES / 2 / 2**30
@@ -95,6 +97,10 @@ def test_memory_and_mfu_on_a_gpu(tiny_model: Path, groups: Any, monkeypatch: pyt
         assert found["memory/card_share"] == 0.25  # nothing is taken now, and a quarter was given back
         assert found["speed/mfu"] == speed.operations([100, 40], [[30, 50], [20, 60]], sampled=160) / (4 * 989e12)
         assert speed.warning() is None
+        monkeypatch.setattr(speed_module, "all_gather", lambda mine: [mine, 0.75])  # another rank's card
+        with speed.update():
+            pass
+        assert speed.metrics(*groups, SECONDS)["memory/card_share"] == 0.75
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (CARD_BYTES // 5, CARD_BYTES))
         with speed.update():
             pass

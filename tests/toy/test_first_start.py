@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.toy_runs import Runner, Toys
 from vlm_rl.config import load_config
+from vlm_rl.errors import UserError
+from vlm_rl.samplers import factory
+from vlm_rl.samplers.engine_settings import EngineSettings
 from vlm_rl.toy import first_start as module
 from vlm_rl.toy.first_start import first_start
 
@@ -52,3 +56,12 @@ def test_without_a_gpu_or_vllm_none_is_started(
     config = load_config(toys.config("quiet", rollout={"sampler": sampler}))
     with first_start(config, tmp_path / "config.yaml"):
         assert not (tmp_path / "config.yaml").exists()
+
+
+def test_on_a_gpu_it_compiles_for_the_dtype_of_the_run(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(_: str, settings: EngineSettings) -> None:
+        raise UserError(str(settings.dtype))
+
+    monkeypatch.setattr(factory, "make_sampler", started)
+    with PretendedCuda(), pytest.raises(UserError, match=r"^torch\.bfloat16$"):
+        module.main(str(toys.config("typed", rollout={"sampler": "vllm"})))

