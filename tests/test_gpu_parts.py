@@ -18,6 +18,7 @@ import yaml
 
 from tests.helpers.processes import processes_with
 from tests.helpers.rotation import todays
+from vlm_rl.config import load_config
 
 PERF = Path(__file__).parents[1] / "perf"
 
@@ -29,6 +30,14 @@ def parts() -> Any:
         yield import_module("gpu_parts")
     finally:
         sys.path.remove(str(PERF))
+
+
+def test_what_only_a_card_runs_are_keys_of_a_run(parts: Any, tmp_path: Path) -> None:
+    file = tmp_path / "step.yaml"
+    at = parts.Setting("cuda", tmp_path)
+    file.write_text(yaml.safe_dump(parts.step_config(at, tmp_path, tmp_path, tmp_path / "run")))
+    for keys in (*parts.SWITCHES.values(), parts.FASTEST, parts.LORA + parts.LORA_ON_CARD):
+        load_config(file, [key.format(model=tmp_path) for key in keys])
 
 
 @pytest.mark.parametrize(

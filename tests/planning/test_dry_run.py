@@ -228,6 +228,15 @@ def test_one_rank_that_sums_its_rows_has_no_bucket_and_one_gradient_at_a_time(ch
     assert (of_adapters == (4 * adapters.num_trainable, 0)) is is_alone
 
 
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_page_says_which_gradients_are_counted(on_gpu: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a CPU the buckets of float32 gradients count nothing beside the activations, but they are there."""
+    dry = dry_run(load_config(LUSPO_7B), num_ranks=1, on_gpu=on_gpu)
+    print_dry_run(dry)
+    assert dry.memory.buckets == 0
+    assert ("sums over the rows in float32" in capsys.readouterr().out) is on_gpu
+
+
 def test_head_buckets_and_images_by_hand() -> None:
     # Qwen2.5-VL-7B: 152,064 ids x 3,584. The head's weight gradient is summed in float32; beside it is a product in
     # bfloat16, or at the end a copy. Chunks of logits in two float32 copies, of as many whole tokens as 1 GiB holds;

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.lora import target_layers
+from vlm_rl.learner.row_sums import are_summed_here
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, Card, Fit, engine_share, fits, gib
@@ -135,7 +136,7 @@ def _memory_table(dry: DryRun, *, card: Card | None) -> Table:
         summed = "whole; summed over the ranks once a step"
     elif stage == 2 and dry.num_ranks > 1:
         summed += f". train.zero_stage=1 sums once a step, and holds {_gib(dry.num_ranks * m.gradients)} GiB"
-    elif stage == 2 and m.buckets == 0:
+    elif are_summed_here(dry.config.train, dry.dtype, dry.num_ranks):
         summed = "sums over the rows in float32, and the largest tensor's of one row"
     table.add_row("gradients", _gib(m.gradients), summed)
     if optimizer_is_offloaded(dry.config.train):

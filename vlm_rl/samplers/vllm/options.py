@@ -30,6 +30,8 @@ from vlm_rl.types import Problem, Video
 if TYPE_CHECKING:
     import vllm
 
+_INVARIANT_CAPABILITY = (9, 0)  # Hopper, whose own products do not depend on the batch
+
 
 def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     """Return the variables that vLLM needs, where the user has not set them."""
@@ -45,9 +47,6 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     # Otherwise torch names a folder under the first compiled model's, and only while it compiles: the next start
     # would look elsewhere, and compile vLLM's own kernels again.
     return variables | {"TRITON_CACHE_DIR": str(compile_cache() / "triton_cache")}
-
-
-_INVARIANT_CAPABILITY = (9, 0)  # Hopper, whose own products do not depend on the batch
 
 
 def batch_invariance(*, on_cpu: bool, beside_learner: bool = False) -> dict[str, str]:
