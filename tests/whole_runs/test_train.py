@@ -123,6 +123,13 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys) -
     assert not toys.run("no-room").path.exists()
 
 
+def test_a_stage_that_the_weights_exclude_is_refused_before_they_are_loaded(toys: Toys) -> None:
+    path = toys.config("no-masters", model={"dtype": "bfloat16"}, train={"zero_stage": 0})
+    result = toys.runner("train", str(path))
+    assert result.code == 2 and "train.zero_stage is 0 with bfloat16 weights" in result.output
+    assert "layers: " not in result.output, "the line that follows the load"
+
+
 def test_a_checkpoint_opens_as_it_is(run: RunDirectory) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 

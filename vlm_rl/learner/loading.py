@@ -17,7 +17,7 @@ from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import PADDED_COST, naming_untested
 from vlm_rl.learner.attention import patches as layer_patches
-from vlm_rl.learner.deepspeed import check_deepspeed_options
+from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage
 from vlm_rl.learner.lora import describe
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
@@ -113,6 +113,7 @@ def load_policy(
     assert config.model.gradient_checkpointing != "auto", "the session decides it by the plan"
     check_deepspeed_options(config.train)
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
+    check_zero_stage(config.train.zero_stage, dtype)
     from_main(lambda: check_whole(path))
     in_4bit = settings.lora is not None and settings.lora.load_in_4bit
     with naming_untested(AutoConfig.from_pretrained(path, trust_remote_code=False)):
