@@ -130,6 +130,10 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
     words = ["--start-from", f"{old.path}/2"]
     killed = toys.runner("train", config, *words, faults={"raise_in": {"phase": "update", "step": 1, "rank": 0}})
     assert killed.code == 1 and "injected fault" in killed.output, killed.output[-3000:]
+    away = old.path.rename(old.path.with_name("start-away"))
+    gone = toys.runner("train", run.path, "--resume")
+    away.rename(old.path)
+    assert gone.code == 2 and f"train.start_from is {last_checkpoint(old)}, which is gone" in gone.output, gone.output
     done = toys.runner("train", run.path, "--resume")
     assert done.code == 0, done.output[-3000:]
     said = f"starting from {last_checkpoint(old)}: its weights and its optimizer; steps, belief and order of prompts"
