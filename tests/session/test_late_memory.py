@@ -183,6 +183,7 @@ def test_a_new_run_keeps_how_its_adapters_weigh_and_which_parts_share_a_rate(toy
         "model.lora.alpha=64": (adapters, "model.lora.alpha is 8 there and 64 here", "vlm-rl export {} --merge"),
         "model.lora.targets=[q_proj]": (adapters, "['language_model'] there and ['q_proj'] here", "vlm-rl export {}"),
         "train.lr=1e-4": ({"train": {"steps": 1, **rates}}, by_rate, "{}"),
+        f"model.path={toys.random_model}": (adapters, "was trained on the weights", f"give model.path={toys.model}"),
     }
     for number, (change, (settings, message, advice)) in enumerate(refused.items()):
         changes = {"train": {"steps": 1}} | settings
