@@ -329,6 +329,10 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
             ["train.deepspeed.zero_optimization.offload_optimizer.device=cpu", "train.zero_stage=1"],
             ["zero_stage is 1", "in bfloat16", "set zero_stage=3"],
         ),
+        (
+            ["train.deepspeed.zero_optimization.offload_param.device=cpu", "train.zero_stage=2"],
+            ["zero_stage is 2", "offload_param.device is cpu", "set zero_stage=3"],
+        ),
         (["train.deepspeed.zero_optimization.cpu_offload=true"], ["cpu_offload", "offload_optimizer: {device: cpu}"]),
         (["train.deepspeed.zero_optimization=3"], ["zero_optimization is 3", "must hold DeepSpeed's keys"]),
         (

@@ -352,7 +352,10 @@ def test_windows_of_the_vision_tower_take_one_call(
 
 @pytest.mark.parametrize("offload", [True, False], ids=["offloaded", "stays"])
 def test_frozen_models_are_on_the_card_while_they_score(gpu: PretendedCuda, offload: bool, tiny_model: Path) -> None:
-    """The reference leaves its room to the update and the engine; so does a teacher, unless it may stay."""
+    """The reference leaves its room to the update and the engine; so does a teacher, unless it may stay.
+
+    They do where memory ends while they score, too: the rows are then made shorter, and scored again.
+    """
     path = str(tiny_model)
     algorithm = {"kl_coef": 0.1, "distillation": {"teacher": path, "coef": 0.1, "offload": offload}}
     config = parse_config(
@@ -369,7 +372,10 @@ def test_frozen_models_are_on_the_card_while_they_score(gpu: PretendedCuda, offl
         with frozen.on_device(learner.device):
             places.append({weight.is_cuda for weight in weights.parameters()})
         places.append({weight.is_cuda for weight in weights.parameters()})
-        assert places == [{stays}, {True}, {stays}]
+        with pytest.raises(torch.OutOfMemoryError), frozen.on_device(learner.device):
+            raise torch.OutOfMemoryError
+        places.append({weight.is_cuda for weight in weights.parameters()})
+        assert places == [{stays}, {True}, {stays}, {stays}]
 
 
 def test_an_optimizer_that_gives_way_to_the_engine_is_pinned(

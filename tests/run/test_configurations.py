@@ -65,6 +65,7 @@ def test_all_keys_that_a_resume_may_not_change_are_named_at_once_with_the_short_
     assert [line.split()[0] for line in keys] == ["algorithm.name", "seed", "train.lr"]  # train.steps may change
     assert all("the run has" in line for line in keys) and keys[1].endswith("not 7")
     assert advice.endswith(f"With all of its own: vlm-rl train {tmp_path / 'run'} --resume")
+    assert f"--start-from {tmp_path / 'run'}. With" in advice
 
 
 def test_a_resume_without_changes_writes_nothing(tmp_path: Path) -> None:
@@ -95,5 +96,6 @@ def test_a_supervised_run_keeps_changes_too(tmp_path: Path) -> None:
 
 
 def test_a_key_that_a_run_has_to_keep_is_not_kept_otherwise() -> None:
-    with pytest.raises(UserError, match="cannot resume with a different seed"):
+    known = f"cannot resume with a different seed: the run has {CONFIG.seed}, not 1;"
+    with pytest.raises(UserError, match=rf"{known}.* --start-from run\. With"):
         check_unchanged(Path("run"), CONFIG, with_values(CONFIG, {"seed": 1, "train.steps": 7}))

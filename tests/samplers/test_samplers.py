@@ -27,6 +27,7 @@ from tests.helpers.images import noise_png
 from tests.helpers.rotation import todays
 from tests.helpers.videos import LONG, SHORT, video_problem
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
+from vlm_rl.distributed import signs_of_life
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.model_files.weights import sent_tensors
@@ -262,6 +263,7 @@ def test_what_a_call_tells_and_returns_and_leaves_alone(
 ) -> None:
     monkeypatch.setattr("vlm_rl.samplers.watch._SECONDS", 0.0)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    num_signs = signs_of_life()[0]
     shown: list[str] = []
     given: dict[int, list[Rollout]] = {}
     watch = SamplingWatch(len(prompts) * SAMPLED.responses, show=shown.append)
@@ -271,6 +273,7 @@ def test_what_a_call_tells_and_returns_and_leaves_alone(
     assert np.random.get_state()[1].tolist() == numpy_state
     lengths = [len(rollout.ids) for group in groups for rollout in group]
     assert watch._tokens == sum(lengths)
+    assert signs_of_life()[0] - num_signs >= max(lengths), "a watch knows that a long rollout goes on"
     assert shown[-1].startswith(f"{len(lengths)} of {len(lengths)} responses, ")
     assert shown[-1].endswith(f"longest {max(lengths)}")
     assert len(shown) > max(lengths) - 1, "it is told while the responses grow"

@@ -47,8 +47,9 @@ def test_a_gpu_has_its_memory_back_before_an_update_is_repeated(monkeypatch: pyt
 
     with PretendedCuda():
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-        assert RowBudget(config, learner, lambda _: None).run(attempt) == 50
-    assert done == ["100 tokens", "discarded", "freed", "50 tokens"]
+        budget = RowBudget(config, learner, lambda _: None, lambda tokens: done.append(f"kept {tokens}"))
+        assert [budget.run(attempt), budget.run(attempt)] == [50, 50]
+    assert done == ["100 tokens", "discarded", "freed", "50 tokens", "kept 50", "50 tokens"]
 
 
 def words(changes: dict[str, str]) -> list[str]:
@@ -129,6 +130,10 @@ def test_a_new_run_starts_from_another_s_weights_and_optimizer(toys: Toys, tmp_p
     words = ["--start-from", f"{old.path}/2"]
     killed = toys.runner("train", config, *words, faults={"raise_in": {"phase": "update", "step": 1, "rank": 0}})
     assert killed.code == 1 and "injected fault" in killed.output, killed.output[-3000:]
+    away = old.path.rename(old.path.with_name("start-away"))
+    gone = toys.runner("train", run.path, "--resume")
+    away.rename(old.path)
+    assert gone.code == 2 and f"train.start_from is {last_checkpoint(old)}, which is gone" in gone.output, gone.output
     done = toys.runner("train", run.path, "--resume")
     assert done.code == 0, done.output[-3000:]
     said = f"starting from {last_checkpoint(old)}: its weights and its optimizer; steps, belief and order of prompts"
@@ -178,6 +183,7 @@ def test_a_new_run_keeps_how_its_adapters_weigh_and_which_parts_share_a_rate(toy
         "model.lora.alpha=64": (adapters, "model.lora.alpha is 8 there and 64 here", "vlm-rl export {} --merge"),
         "model.lora.targets=[q_proj]": (adapters, "['language_model'] there and ['q_proj'] here", "vlm-rl export {}"),
         "train.lr=1e-4": ({"train": {"steps": 1, **rates}}, by_rate, "{}"),
+        f"model.path={toys.random_model}": (adapters, "was trained on the weights", f"give model.path={toys.model}"),
     }
     for number, (change, (settings, message, advice)) in enumerate(refused.items()):
         changes = {"train": {"steps": 1}} | settings
@@ -205,7 +211,10 @@ def test_gradients_of_an_update_that_failed_are_forgotten(toys: Toys, tmp_path: 
 @pytest.mark.turn(1, days=2)
 @pytest.mark.slow
 def test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows(toys: Toys) -> None:
-    """Equal to the run that had begun with them. It ends in the second mini-batch, whose old log-probs are kept."""
+    """Equal to the run that had begun with them. It ends in the second mini-batch, whose old log-probs are kept.
+
+    A resume has the shorter rows from its first update on.
+    """
     train = {"steps": 2, "zero_stage": 2}
     halves = toys.train_run("ends-halves", train=train | {"micro_batch_tokens": 150})
     config = toys.config("ends", train=train)
@@ -214,6 +223,9 @@ def test_a_step_in_which_memory_ends_is_made_again_in_shorter_rows(toys: Toys) -
     line = "step 1: out of memory in an update with rows of up to 300 tokens: repeating it with 150, which later"
     assert line in result.output and line in (toys.run("ends").path / "log.txt").read_text()
     assert_close_runs(toys.run("ends"), halves)
+    again = toys.runner("train", toys.run("ends").path, "--resume", "train.steps=3")
+    assert again.code == 0 and "micro_batch_tokens" not in again.output, again.output[-3000:]
+    assert toys.run("ends").config().train.micro_batch_tokens == 150
 
 
 def test_memory_that_ends_twice_ends_in_the_command(toys: Toys) -> None:
@@ -235,9 +247,11 @@ def test_rows_that_became_shorter_are_not_proposed_again(toys: Toys) -> None:
     assert result.code == 2, result.output[-3000:]
     assert "step 1: out of memory" in result.output and "repeating it with 14" in result.output
     assert [record["step"] for record in toys.run("ends-later").metrics()] == [1]
-    command = f"vlm-rl train {toys.run('ends-later').path} --resume train.micro_batch_tokens=14 "
+    command = f"vlm-rl train {toys.run('ends-later').path} --resume "
     last = result.output.rstrip().splitlines()[-1]
-    assert last.startswith(f"To continue from the newest checkpoint: {command}") and last.count("=") > 1, last
+    assert last.startswith(f"To continue from the newest checkpoint: {command}"), last
+    assert "=" in last and "micro_batch_tokens" not in last, last
+    assert toys.run("ends-later").config().train.micro_batch_tokens == 14
 
 
 # -- several ranks -----------------------------------------------------------------------------------

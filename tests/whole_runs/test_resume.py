@@ -208,6 +208,21 @@ def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory
     assert whole[0].evals()[-1].path.stat().st_mtime_ns == evaluated
 
 
+def test_a_run_that_was_copied_or_moved_is_resumed_where_it_is(toys: Toys, whole: tuple[RunDirectory, int]) -> None:
+    """Whatever folder its configuration names; the run that it is a copy of stays as it is."""
+    here, before = whole[0].path, (whole[0].path / "config.yaml").read_bytes()
+    for number, place in enumerate(("copied", "moved"), start=1):
+        there = toys.run(place)
+        shutil.copytree(here, there.path) if place == "copied" else here.rename(there.path)
+        result = toys.runner("train", there.path, "--resume", f"checkpoint.keep_last={1 + number}")
+        assert result.code == 0, result.output[-3000:]
+        assert f"out is '{there.path}' from now on, and was '{here}'" in result.output
+        assert f"{there.path} is finished at step-000004" in result.output
+        assert there.config().out == str(there.path) and there.config().checkpoint.keep_last == 1 + number
+        here = there.path
+    assert (whole[0].path / "config.yaml").read_bytes() == before
+
+
 def test_a_run_that_another_process_writes_is_refused_by_name(toys: Toys, whole: tuple[RunDirectory, int]) -> None:
     run = whole[0]
     with RunLock(run.path) as lock:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vlm_rl.commands.shared import (
     EXPERIMENTAL,
@@ -22,6 +22,8 @@ from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
     from vlm_rl.config import Config, SftConfig
+
+_AnyConfig = TypeVar("_AnyConfig", "Config", "SftConfig")
 
 
 def add_sft(commands: Commands) -> None:
@@ -55,6 +57,15 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     return [*options.overrides, *start]
 
 
+def _where_it_is(config: _AnyConfig, options: argparse.Namespace) -> _AnyConfig:
+    """Return the configuration of a resume with the folder that the user named: a run may be moved or copied."""
+    folder: Path = options.config
+    names_other = any(word.startswith("out=") for word in options.overrides)
+    if not options.resume or not folder.is_dir() or names_other or Path(config.out).resolve() == folder.resolve():
+        return config
+    return config.model_copy(update={"out": str(folder)})
+
+
 def _sft(options: argparse.Namespace) -> None:
     if not options.dry_run:
         refuse_bare_srun()
@@ -62,7 +73,7 @@ def _sft(options: argparse.Namespace) -> None:
     from vlm_rl.run.directory import SFT_CONFIG
 
     path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
-    config = load_sft_config(path, _overrides(options))
+    config = _where_it_is(load_sft_config(path, _overrides(options)), options)
     from vlm_rl.session.preflight import preflight_sft, with_planned_model
 
     if options.dry_run:
@@ -109,7 +120,7 @@ def _train(options: argparse.Namespace) -> None:
     from vlm_rl.run.terminal import is_main, next_commands
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
-    config = load_config(path, _overrides(options))
+    config = _where_it_is(load_config(path, _overrides(options)), options)
     from vlm_rl.session.preflight import preflight, preflight_plan
 
     if options.dry_run:

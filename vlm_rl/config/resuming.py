@@ -35,6 +35,7 @@ ENGINE_KEYS = (  # a change gives different responses, from the same distributio
     ),
 )
 MUTABLE_KEYS = (
+    "out",  # the run is in the folder that it is resumed in, wherever that was before
     "train.steps",
     "checkpoint.",
     "log.",

@@ -86,6 +86,11 @@ class TrainConfig(ConfigSection):
                 f"zero_stage is {self.zero_stage}, and deepspeed.zero_optimization.offload_optimizer is set: there "
                 "DeepSpeed sums the gradients of rows in bfloat16, or moves nothing; set zero_stage=3, or 2"
             )
+        if self.zero_stage < 3 and (device := self.offload_device("offload_param")) != "none":
+            yield (
+                f"zero_stage is {self.zero_stage}, and deepspeed.zero_optimization.offload_param.device is {device}: "
+                "only ZeRO 3 moves weights; set zero_stage=3, or leave it out (device=none in a resume)"
+            )
 
     def offload_device(self, what: Literal["offload_optimizer", "offload_param"]) -> str:
         """Return where DeepSpeed keeps optimizer or weights all the time: none, cpu or nvme."""

@@ -40,7 +40,7 @@ from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.rewards.accuracy import BOX_REMEDY, AccuracyPart, check_boxes
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
-from vlm_rl.samplers.remote.servers import ServersGoneError, check_all_served
+from vlm_rl.samplers.remote.servers import all_served
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -232,16 +232,11 @@ def answer_share(
         heavy=asking.answers,
         after=judged,
     )
-    lost: ServersGoneError | None = None
-    with closing(answering):
-        try:
-            for batch, records in zip(batches, answering, strict=True):
-                answered |= zip((problem.id for problem in batch), records, strict=True)
-                if advance is not None:
-                    advance(len(batch), note=_score_so_far(answered))
-        except ServersGoneError as error:
-            lost = error
-    check_all_served(lost)
+    with all_served(), closing(answering):
+        for batch, records in zip(batches, answering, strict=True):
+            answered |= zip((problem.id for problem in batch), records, strict=True)
+            if advance is not None:
+                advance(len(batch), note=_score_so_far(answered))
     return answered
 
 

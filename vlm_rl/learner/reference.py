@@ -37,9 +37,11 @@ class Reference:
         if self.is_sharded or self._stays:
             yield
             return
-        self.model.to(device)
-        yield
-        self.model.to("cpu")
+        try:
+            self.model.to(device)
+            yield
+        finally:  # where memory has ended too: the update is then repeated in shorter rows
+            self.model.to("cpu")
 
 
 class BaseReference:

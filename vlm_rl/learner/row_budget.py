@@ -21,20 +21,23 @@ T = TypeVar("T")
 class RowBudget:
     """The most tokens of a row: train.micro_batch_tokens, and half of it once memory has ended.
 
-    budget = RowBudget(config, learner, note)
+    budget = RowBudget(config, learner, note, keep)
     result = budget.run(lambda tokens: learner.update(pack(groups, tokens), loss))
     """
 
-    def __init__(self, config: Config | SftConfig, learner: Learner, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config | SftConfig, learner: Learner, note: Callable[[str], None], keep: Callable[[int], None]
+    ) -> None:
         """Begin with the configured tokens.
 
         Args:
             config: of the run.
             learner: makes the updates.
             note: prints a line.
+            keep: makes shorter rows, with which an update has succeeded, the run's own: a resume begins with them.
         """
         self.tokens = config.train.micro_batch_tokens
-        self._config, self._learner, self._note = config, learner, note
+        self._config, self._learner, self._note, self._keep = config, learner, note, keep
 
     def run(self, attempt: Callable[[int], T]) -> T:
         """Call `attempt` with the tokens of a row and return its result. If memory runs out, call it once more.
@@ -55,12 +58,14 @@ class RowBudget:
         free_gpu_memory()
         self._note(
             f"out of memory in an update with rows of up to {self.tokens} tokens: repeating it with {shorter}, which "
-            f"later updates use too; a resume keeps that with train.micro_batch_tokens={shorter}"
+            f"later updates use too, and a resume, unless train.micro_batch_tokens={self.tokens} is given to it"
         )
         self.tokens = shorter
         try:
-            return attempt(shorter)
+            result = attempt(shorter)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(str(error), row_tokens=shorter) from error
+        self._keep(shorter)
+        return result

@@ -69,9 +69,11 @@ def check_base_weights(adapter: str | Path, base: str | Path) -> None:
     trained_on = base_of(adapter)
     assert trained_on is not None, adapter
     if (now := weights_sha256(base)) != trained_on.weights_sha256:
+        is_other = Path(base).resolve() != Path(trained_on.path).resolve()
+        remedy = f"give model.path={trained_on.path}" if is_other else "put the weights back that it was trained on"
         raise UserError(
             f"model.path: the adapter in {adapter} was trained on the weights {trained_on.weights_sha256[:12]} of "
-            f"{trained_on.path}, and those in {base} are {now[:12]}: put the weights back that it was trained on"
+            f"{trained_on.path}, and those in {base} are {now[:12]}: {remedy}"
         )
 
 

@@ -20,7 +20,7 @@ from vlm_rl.rewards.reward import RewardFunction, Scoring
 from vlm_rl.rollouts.groups import GroupInProgress, empty_group
 from vlm_rl.rollouts.prompt_order import Ledger, PromptOrder
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
-from vlm_rl.samplers.remote.servers import ServersGoneError, check_all_served
+from vlm_rl.samplers.remote.servers import all_served
 from vlm_rl.samplers.watch import SamplingWatch
 from vlm_rl.types import EpisodeStart, Group, Problem, Rollout
 
@@ -177,14 +177,10 @@ class GroupSampling:
                     prompt = request.prompts[index]
                     scoring.add(index, [(mine[index].problem, prompt, rollout) for rollout in rollouts])
 
-                sampled, lost = list[list[Rollout]](), None
-                try:
+                with all_served():
                     sampled = sample(request, score)
-                except ServersGoneError as error:
-                    lost = error
             with phase("reward"):  # only the wait for unfinished grading
                 rewards = scoring.rewards()
-                check_all_served(lost)
                 all_sampled = gather_shares(
                     [(tuple(rollouts), rewards.get(index)) for index, rollouts in enumerate(sampled)]
                 )

@@ -33,11 +33,12 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
     """
     if changed := fixed_changes(own, config):
         short = resume_command(path, command="sft" if isinstance(own, SftConfig) else "train")
+        new_run = f"start a new run with a different out, which takes over its weights with --start-from {path}"
         if len(changed) == 1:
-            key, value, _ = changed[0]
+            key, value, other = changed[0]
             raise UserError(
-                f"{path}: cannot resume with a different {key}: the run has {value!r}; give it that value, or start "
-                f"a new run with a different out. With all of its own values: {short}"
+                f"{path}: cannot resume with a different {key}: the run has {value!r}, not {other!r}; give it that "
+                f"value, or {new_run}. With all of its own values: {short}"
             )
         width = max(len(key) for key, *_ in changed)
         lines = [f"  {key:{width}}  the run has {value!r}, not {other!r}" for key, value, other in changed]
@@ -46,7 +47,7 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
                 [
                     f"{path}: cannot resume with {len(changed)} different keys:",
                     *lines,
-                    f"give them those values, or start a new run with a different out. With all of its own: {short}",
+                    f"give them those values, or {new_run}. With all of its own: {short}",
                 ]
             )
         )

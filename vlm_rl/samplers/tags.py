@@ -11,9 +11,9 @@ from __future__ import annotations
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
-from vlm_rl.samplers.remote.servers import ServersGoneError, check_all_served
+from vlm_rl.samplers.remote.servers import all_served
 from vlm_rl.templates import THINK
-from vlm_rl.types import Problem, Rollout
+from vlm_rl.types import Problem
 
 RESPONSES = 4  # to each question
 TOKENS = len(THINK) + 2  # of a response: white space, and the tag in single characters
@@ -56,11 +56,7 @@ def _count_opened(builder: PromptBuilder, sampler: Sampler, context: int, seed: 
     prompts = [prompt for prompt in prompts if len(prompt.ids) + TOKENS <= context]
     if not prompts:
         return 0
-    groups, lost = list[list[Rollout]](), None
-    try:
+    with all_served():
         groups = sampler.generate(SampleRequest(prompts, params, seed=seed, step=-2, together=True))
-    except ServersGoneError as error:
-        lost = error
-    check_all_served(lost)
     opened = sum(rollout.text.lstrip().startswith(THINK) for group in groups for rollout in group)
     return from_main(lambda: opened)

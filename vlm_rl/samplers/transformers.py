@@ -317,12 +317,13 @@ class TransformersSampler:
         lengths = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
         noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
-        alive = torch.ones_like(rows, dtype=torch.bool)
+        grows = torch.ones_like(rows, dtype=torch.bool)
         left = num_rows
         most = torch.tensor(limits or [params.max_tokens] * num_rows, device=self._device)
         left_ids: list[tuple[Tensor, Tensor, Tensor]] = []  # of each token: (rows, place in them, id) of what is left
         experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
         for t in range(params.max_tokens):
+            alive()
             scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else sample(scaled, noise[rows, t])
             ids[rows, t] = tokens
@@ -330,18 +331,18 @@ class TransformersSampler:
             if self._returns_kept and params.truncates:
                 place, index = scaled.isfinite().nonzero().unbind(1)
                 left_ids.append((rows, place, index))
-            lengths[rows] += alive
-            ends = alive & (torch.isin(tokens, self._eos) | (most[rows] == t + 1))
-            alive &= ~ends
-            growing, left = left, int(alive.sum())
+            lengths[rows] += grows
+            ends = grows & (torch.isin(tokens, self._eos) | (most[rows] == t + 1))
+            grows &= ~ends
+            growing, left = left, int(grows.sum())
             watch.add(tokens=growing, longest=t + 1, ended=growing - left if limits is None else 0)
             if left == 0 or (limits and is_enough(rows[ends].tolist())):
                 break
             # Copying the cache costs about one step: drop finished rows only when an eighth is done.
             if left <= len(rows) * 7 // 8:
-                kept = alive.nonzero()[:, 0]
+                kept = grows.nonzero()[:, 0]
                 encoded, tokens = encoded.select(kept), tokens[kept]
-                rows, alive = rows[kept], alive[kept]
+                rows, grows = rows[kept], grows[kept]
             encoded = self._extend(encoded, tokens, t)
             if self._routing is not None:
                 experts.append((rows, self._routing.take()))

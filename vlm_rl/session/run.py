@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import torch
 
-from vlm_rl.config import Config, SftConfig
+from vlm_rl.config import Config, SftConfig, with_values
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import set_digests
 from vlm_rl.distributed import alive, all_gather, from_main, init_ranks, rank, signs_of_life, world_size
@@ -274,6 +274,11 @@ class Run:
         updates = -(-prompts // now.train.mini_batch_prompts)
         moved = moved_cosine(own, now.train, step=self.step, updates_per_step=updates)
         return [*lines, moved] if moved else lines
+
+    def keep_shorter_rows(self, tokens: int) -> None:
+        """Write into the run's configuration how many tokens a row has since memory ended (RowBudget)."""
+        own = self.directory.any_config()
+        self.directory.replace_config(with_values(own, {"train.micro_batch_tokens": tokens}))
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_stop_requested = True

@@ -93,7 +93,7 @@ class Session:
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._start_engine()
         stages.done("engine", self.sampler.name)
-        self.rows = RowBudget(config, self.learner, self._note)
+        self.rows = RowBudget(config, self.learner, self._note, run.keep_shorter_rows)
         self._sync = self._make_sync()
         self._build_rollouts()
         self._restore()

@@ -87,7 +87,9 @@ class SupervisedTraining:
         policy, _ = load_policy(run.model_path, settled(config), device, prompts, banned_ids=(), temperature=1.0)
         run.check_disk(policy, device)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
-        self.rows = RowBudget(config, self.learner, lambda text: self.say(f"step {run.step + 1}: {text}"))
+        self.rows = RowBudget(
+            config, self.learner, lambda text: self.say(f"step {run.step + 1}: {text}"), run.keep_shorter_rows
+        )
         self.order, self.ledger = PromptOrder(len(problems), config.seed), Ledger()
         run.restore(self.learner, self.order, self.ledger)
         run.start(self.contaminated)

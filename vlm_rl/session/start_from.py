@@ -28,7 +28,13 @@ def check_start(config: Config | SftConfig) -> ResumePoint:
     Raises UserError if it is damaged, and if its optimizer does not fit the model of this run.
     """
     assert config.train.start_from is not None
-    run, folder = find_checkpoint(Path(config.train.start_from))
+    try:
+        run, folder = find_checkpoint(Path(config.train.start_from))
+    except UserError as error:
+        raise UserError(
+            f"train.start_from is {config.train.start_from}, which is gone, and {config.out} has no checkpoint of "
+            f"its own yet: {error}: put it back, or start a new run from what is left: --start-from RUN/STEP out=NEW"
+        ) from None
     manifest = verify(folder)
     where = f"--start-from {folder}"
     adapter = base_of(folder)

@@ -14,7 +14,6 @@ import torch
 
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
-from vlm_rl.distributed import all_gather
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.learner import Learner
@@ -30,7 +29,7 @@ from vlm_rl.model_files.model_folder import (
 from vlm_rl.samplers.remote.client import ResponseScores
 from vlm_rl.samplers.remote.scoring import ScoreRequest, ScoringServers
 from vlm_rl.samplers.remote.server_token import token_path
-from vlm_rl.samplers.remote.servers import ServersGoneError
+from vlm_rl.samplers.remote.servers import all_served
 from vlm_rl.session.parts import load_frozen
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Group, Problem
 
@@ -81,12 +80,8 @@ class Teacher:
                 places.append((number, group, sorted(indices)))
                 responses = [groups[group].rollouts[index].ids for index in sorted(indices)]
                 requests.append(ScoreRequest(prompts[self.shown(groups[group].problem)], responses))
-        try:
-            answers, why = self.servers.scores(requests, top_k=self.top_k), ""
-        except ServersGoneError as error:
-            answers, why = [], str(error)
-        if reason := next(filter(None, all_gather(why)), ""):
-            raise ServersGoneError(reason)
+        with all_served():
+            answers = self.servers.scores(requests, top_k=self.top_k)
         found = {
             (number, group, index): scores
             for (number, group, indices), of_group in zip(places, answers, strict=True)

@@ -29,12 +29,17 @@ class ServersGoneError(UserError):
     """No server has answered for rollout.server_timeout; what was trained can be saved."""
 
 
-def check_all_served(lost: ServersGoneError | None) -> None:
-    """Raise ServersGoneError on every rank where one of them has lost all its servers: all save together.
+@contextmanager
+def all_served() -> Iterator[None]:
+    """Raise ServersGoneError on every rank where one of them does in a `with` block: all save together. Collective.
 
-    Args:
-        lost: what was raised on this rank, whose share of the work is then not done.
+    A rank that raises leaves the block early, without the collective calls that are left in it.
     """
+    lost: ServersGoneError | None = None
+    try:
+        yield
+    except ServersGoneError as error:
+        lost = error
     if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
         raise lost or ServersGoneError(reasons[0])
 

@@ -29,14 +29,14 @@ from vlm_rl.samplers.fingerprint import (
 )
 from vlm_rl.samplers.remote.background import Background
 from vlm_rl.samplers.remote.client import ServerError, ask_proof, connected
-from vlm_rl.samplers.remote.fleet import Fleet, ServerSettings, ServersGoneError, check_all_served
+from vlm_rl.samplers.remote.fleet import Fleet, ServerSettings, ServersGoneError, all_served
 from vlm_rl.samplers.remote.push import Link, Peer, Push, parts
 from vlm_rl.samplers.remote.sampling import GroupRequest, Sampling
 from vlm_rl.samplers.remote.schedule import rank_room
 from vlm_rl.samplers.remote.turns import TurnSampling
 from vlm_rl.types import NamedTensors, Rollout
 
-__all__ = ["ServerSampler", "ServerSettings", "ServersGoneError", "check_all_served"]
+__all__ = ["ServerSampler", "ServerSettings", "ServersGoneError", "all_served"]
 
 
 class ServerSampler:
