@@ -43,7 +43,10 @@ USES_TOYS = {
     *(f"data_prep/{name}_data.py" for name in ("quickstart", "smoke", "study", "tools")),
     *(f"data_prep/{name}_sets.py" for name in ("picture", "word")),
 }
-GPU_QUESTIONS = {"is_available", "device_count", "mem_get_info", "get_device_properties", "get_device_name"}
+GPU_QUESTIONS = {
+    *("is_available", "device_count", "mem_get_info", "get_device_properties", "get_device_name"),
+    *("get_device_capability", "current_accelerator"),
+}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
@@ -199,8 +202,10 @@ def homeless_imports(path: Path, tree: ast.Module) -> Iterator[str]:
 def gpu_questions(tree: ast.Module, where: str) -> Iterator[str]:
     """Yield the questions about GPUs that vlm_rl/devices.py should be asked."""
     for node in ast.walk(tree) if not where.endswith("vlm_rl/devices.py") else ():
-        if isinstance(node, ast.Attribute) and node.attr in GPU_QUESTIONS and ast.unparse(node.value) == "torch.cuda":
-            yield f"{where}:{node.lineno} asks torch.cuda.{node.attr}: ask vlm_rl.devices"
+        if isinstance(node, ast.Attribute) and node.attr in GPU_QUESTIONS:
+            asked = ast.unparse(node.value)
+            if asked in ("torch.cuda", "torch.accelerator"):
+                yield f"{where}:{node.lineno} asks {asked}.{node.attr}: ask vlm_rl.devices"
 
 
 def dangerous(tree: ast.Module, where: str) -> Iterator[str]:
@@ -328,8 +333,9 @@ def test_no_text_is_run_as_code_and_no_pickle_opened() -> None:
 
 
 def test_a_question_about_gpus_is_seen() -> None:
-    tree = ast.parse("import torch\nx = torch.cuda.is_available()\ntorch.cuda.empty_cache()")
-    assert list(gpu_questions(tree, "x.py")) == ["x.py:2 asks torch.cuda.is_available: ask vlm_rl.devices"]
+    for name in ("torch.cuda.is_available", "torch.accelerator.is_available"):
+        tree = ast.parse(f"import torch\nx = {name}()\ntorch.cuda.empty_cache()")
+        assert list(gpu_questions(tree, "x.py")) == [f"x.py:2 asks {name}: ask vlm_rl.devices"]
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ def tell_deepspeed_of_the_cpu() -> None:
 
 
 def free_gpu_memory() -> None:
-    """Give what torch keeps of freed memory back to the GPU, if there is one."""
+    """Give what torch keeps of freed memory back to the GPU, or to a different accelerator, if there is one."""
     if has_gpu():
         torch.cuda.empty_cache()
+    elif torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

@@ -54,11 +54,10 @@ class LoadedModel:
 
     def close(self) -> None:
         """Give the memory back."""
-        import torch
+        from vlm_rl.devices import free_gpu_memory
 
         self.sampler.close()
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+        free_gpu_memory()
 
 
 def find_checkpoints(library: Library) -> list[AskableCheckpoint]:

@@ -22,6 +22,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 import gradio as gr
 import httpx
 import numpy as np
+import torch
 from fastapi import FastAPI
 from PIL import Image
 
@@ -29,6 +30,7 @@ from tests.helpers.browser import open_page
 from tests.helpers.chat_server import WORDS, ChatServer, chat_server
 from tests.helpers.example_run import build_run, square_image
 from tests.helpers.images import black_png
+from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.demo.live.ask_queue import AskQueue, AskState, Broadcast, Limits
@@ -218,6 +220,15 @@ def test_a_dropped_checkpoint_is_out_of_memory(tiny_model):
     assert weight() is not None
     model.close()
     assert weight() is None
+
+
+def test_a_gpu_has_the_room_of_a_dropped_checkpoint_back():
+    log: list[str] = []
+    model = LoadedModel(None, Model(log, "a"))
+    with PretendedCuda(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "empty_cache", lambda: log.append("freed"))
+        model.close()
+    assert log == ["load a", "drop a", "freed"]
 
 
 def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):

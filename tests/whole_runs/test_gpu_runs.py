@@ -31,6 +31,7 @@ from vlm_rl.toy.tiny_model import build_tiny_model
 pytestmark = pytest.mark.slow
 
 ON_GPU: dict[str, Any] = {"pretend_gpu": {}}
+STOPPED_IN_STEP_2: dict[str, Any] = {"terminate_in": {"phase": "rollout", "step": 2}}
 TRACE = "<think> I guess {0}. </think> <answer> \\boxed{{{0}}} </answer>"
 Row = dict[str, str]
 
@@ -71,6 +72,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "dynamic": {"algorithm": {"dynamic_sampling": True}},
         "carried over": {"rollout": {"carry_over": 0.5}},
     },
+    "end": {"whole": {}, "resumed": {}},
 }
 
 
@@ -109,7 +111,19 @@ def covering_rows() -> list[Row]:
     return rows
 
 
+def each_value_once(names: Sequence[str]) -> list[Row]:
+    """Return a few rows of these settings that together hold every value; only a rollout moves the optimizer."""
+    rows: list[Row] = []
+    for row in ROWS:
+        part = {name: row[name] for name in names}
+        seen = {(name, value) for other in rows for name, value in other.items()}
+        if part["optimizer"] != "moved" and part.items() - seen:
+            rows.append(part)
+    return rows
+
+
 ROWS = covering_rows()
+SFT_ROWS = each_value_once(("stage", "dtype", "ranks", "trains", "keeps", "rows", "optimizer"))
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -143,7 +157,12 @@ def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) ->
     number = ROWS.index(row)
     ranks = {"ranks": int(row["ranks"])}
     for name, faults in ((f"cpu-{number}", {}), (f"gpu-{number}", ON_GPU)):
-        result = toys.runner("train", str(toys.config(name, **changes)), faults=faults, **ranks)
+        config, more = toys.config(name, **changes), []
+        if faults and row["end"] == "resumed":
+            stopped = toys.runner("train", config, faults={**faults, **STOPPED_IN_STEP_2}, **ranks)
+            assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+            more = ["--resume"]
+        result = toys.runner("train", config, *more, faults=faults, **ranks)
         assert result.code == 0, result.output[-3000:]
     check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")
 
@@ -193,10 +212,13 @@ def test_a_killed_run_resumes_on_a_gpu_with_the_numbers_of_one_on_a_cpu(toys: To
         assert {"speed/rollout_tokens", "speed/update_tokens", "memory/peak_over_planned"} <= line.keys()
 
 
-def test_a_checkpoint_is_evaluated_on_a_gpu(toys: Toys) -> None:
+@pytest.mark.parametrize("trains", ["all", "adapters"])
+def test_a_checkpoint_is_evaluated_on_a_gpu(toys: Toys, trains: str) -> None:
     """In bfloat16, as a GPU evaluates by default: greedily, and every answer is there."""
-    run = toys.train_run("evaluated", train={"steps": 2, "zero_stage": 2})
-    out = toys.folder / "on-gpu"
+    run = toys.train_run(
+        f"evaluated-{trains}", **merged([{"train": {"steps": 2, "zero_stage": 2}}, SETTINGS["trains"][trains]])
+    )
+    out = toys.folder / f"on-gpu-{trains}"
     words = ["--model", run.path / "2", "--data", toys.heldout, "--sampler", "transformers", "--out", out]
     result = toys.runner("eval", *words, "--max-tokens", 14, faults=ON_GPU)
     assert result.code == 0, result.output[-3000:]
@@ -204,23 +226,28 @@ def test_a_checkpoint_is_evaluated_on_a_gpu(toys: Toys) -> None:
     assert summary["num_problems"] == 4
 
 
-def test_supervised_training_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", todays(SFT_ROWS, days=3), ids=lambda row: ", ".join(row.values()))
+def test_supervised_training_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row, tmp_path: Path) -> None:
     problems = [replace(problem, meta={"response": TRACE.format(problem.answer)}) for problem in load_set(toys.train)]
     prepared = write_problems(problems, tmp_path / "set", {"min_pixels": 3136, "max_pixels": 1_003_520})
     runs = []
     for name, faults in (("cpu", {}), ("gpu", ON_GPU)):
-        tree = {
-            "out": str(tmp_path / name),
-            "model": {"path": str(toys.random_model), "dtype": "float32", "gradient_checkpointing": True},
-            "data": {"train": [str(prepared)], "max_prompt_tokens": 160, "max_response_tokens": 40},
-            "train": {"steps": 3, "mini_batch_prompts": 4, "lr": 1e-3, "zero_stage": 2},
-        }
+        tree = merged(
+            [
+                {
+                    "model": {"path": str(toys.random_model)},
+                    "data": {"train": [str(prepared)], "max_prompt_tokens": 160, "max_response_tokens": 40},
+                    "train": {"steps": 3, "mini_batch_prompts": 4, "lr": 1e-3},
+                },
+                *(SETTINGS[setting][value] for setting, value in row.items()),
+            ]
+        )
         config = tmp_path / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(tree))
-        result = toys.runner("sft", str(config), faults=faults)
+        config.write_text(yaml.safe_dump({"out": str(tmp_path / name), **tree}))
+        result = toys.runner("sft", str(config), faults=faults, ranks=int(row["ranks"]))
         assert result.code == 0, result.output[-3000:]
         runs.append(RunDirectory(tmp_path / name, config_file=SFT_CONFIG))
-    check_close(runs[1], runs[0])
+    check_close(runs[1], runs[0], only_first=row["dtype"] == "bfloat16")
 
 
 def test_a_warm_start_on_a_gpu_takes_the_stage_that_bfloat16_allows(toys: Toys, tmp_path: Path) -> None:

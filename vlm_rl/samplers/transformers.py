@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 from vlm_rl.config import Quantization
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.data.vision.family import join_vision
-from vlm_rl.devices import default_device
+from vlm_rl.devices import default_device, free_gpu_memory
 from vlm_rl.distributed import alive
 from vlm_rl.errors import UserError
 from vlm_rl.model_files.model_folder import own_attention
@@ -209,7 +209,7 @@ class TransformersSampler:
         """See Sampler.sleep. The weights move to the host."""
         if self._device.type != "cpu":
             self._model.to("cpu")
-            torch.accelerator.empty_cache()
+            free_gpu_memory()
 
     def close(self) -> None:
         del self._model
