@@ -204,11 +204,11 @@ def test_a_push_over_a_link_that_hangs_ends_in_its_time(fleet: Fleet, monkeypatc
     nccl = pytest.importorskip("vlm_rl.samplers.vllm.nccl")
     monkeypatch.setattr(nccl, "NcclGroup", HangingGroup)
     monkeypatch.setitem(server_push._LINKS, "gloo", NcclLink)
-    sampler = fleet.sampler(silence=2.0)
+    sampler = fleet.sampler(silence=5.0)  # enough for the requests before the link, on a busy machine too
     begun = time.monotonic()
     sampler.load_weights(fleet.model.named_parameters(), version=21)
-    assert time.monotonic() - begun < 20 and not sampler.fleet.rooms and not sampler._links
-    assert any("NCCL: silent for 2 s" in note or "/update_weights: silent" in note for note in fleet.notes), (
+    assert time.monotonic() - begun < 30 and not sampler.fleet.rooms and not sampler._links
+    assert any("NCCL: silent for 5 s" in note or "/update_weights: silent" in note for note in fleet.notes), (
         fleet.notes
     )
     monkeypatch.setattr(HangingGroup, "hangs_at", 0)
