@@ -84,9 +84,9 @@ def from_main(make: Callable[[], T]) -> T:
 _last: list[str] = ["none yet"]
 
 
-def _note_collective(name: str, *, callers: int) -> None:
-    """Keep which collective this rank enters, and from where."""
-    frame = sys._getframe(callers + 1)
+def _note_collective(name: str) -> None:
+    """Keep which collective this rank enters, and from where: the caller of our caller."""
+    frame = sys._getframe(2)
     _last[0] = f"{name} of {frame.f_globals['__name__']}:{frame.f_lineno}"
 
 
@@ -108,7 +108,7 @@ def last_collective() -> str:
 def barrier() -> None:
     """Wait until every rank is here."""
     if world_size() > 1:
-        _note_collective("barrier", callers=1)
+        _note_collective("barrier")
         dist.barrier()
 
 
@@ -117,7 +117,7 @@ def all_gather(value: Any) -> list[Any]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    _note_collective("all_gather", callers=1)
+    _note_collective("all_gather")
     dist.all_gather_object(values, value)
     return values
 

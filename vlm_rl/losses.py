@@ -447,7 +447,7 @@ def policy_loss(
     if kept_K is not None:
         sums["rejected"] = (~kept_K).sum()
     if clip_dual is not None:
-        sums["clipped_dual"] = ((advantage_K < 0) & (value_K > clip_dual)).sum()
+        sums["clipped_dual"] = (negative_K & (value_K > clip_dual)).sum()
     if inputs.sampler_logp_K is not None:
         measured_K = logp_K.detach() if inputs.old_is_sampler else old_logp_K
         gap_K = (measured_K - inputs.sampler_logp_K).abs()

@@ -275,9 +275,7 @@ class Reward:
 
     parts: Mapping[str, float]  # accuracy, format, overlong, and the parts that the configuration turns on
     grade: Grade
-    dropped: bool = (
-        False  # left out of its group because it was not judged: it has no advantage and is in no baseline
-    )
+    dropped: bool = False  # left out of its group, since it was not judged: no advantage, and in no baseline
     logged: Mapping[str, float] = field(default_factory=dict)  # values that are only metrics, by name; may be NaN
     undecided: Mapping[str, str] = field(default_factory=dict)  # function or judge -> why it gave no value, or ""
     cost: Mapping[str, int] = field(default_factory=dict)  # the judge's requests, cached replies and tokens

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,10 +15,13 @@ import pytest
 
 from tests.helpers.chat_server import chat_server, self_signed
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import signs_of_life
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.remote import client as remote_client
+from vlm_rl.samplers.remote import scoring
 from vlm_rl.samplers.remote.client import ServerError, ServerResponse, ask, ask_group, ask_info, connected
-from vlm_rl.samplers.remote.fleet import Fleet
+from vlm_rl.samplers.remote.fleet import Fleet, ServersGoneError
+from vlm_rl.samplers.remote.scoring import ScoringServers
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -128,3 +132,59 @@ def test_a_label_of_thousands_of_digits_is_of_no_weights() -> None:
     fleet = object.__new__(Fleet)
     fleet._run, fleet.version = "run", 12
     assert [fleet.version_of(f"run-{end}") for end in ("12", "13", "9" * 5000, "x")] == [12, None, None, None]
+
+
+@pytest.fixture
+def teacher_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ScoringServers]:
+    """Return a client of servers that score everything at once, those of these addresses excepted, which hang."""
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+    monkeypatch.setattr(scoring, "SILENCE", 0.2)
+    monkeypatch.setattr(scoring, "_LOOK", 0.05)
+
+    def make(*servers: str, hanging: Collection[str] = ()) -> ScoringServers:
+        begun: set[str] = set()  # a server hangs once it has been given something to score
+
+        async def info(client: httpx.AsyncClient, *, seconds: float) -> dict[str, Any]:
+            if str(client.base_url) in begun:
+                await asyncio.sleep(seconds)
+                raise ServerError("silent")
+            return {"model": "abc", "max_model_len": 100}
+
+        async def scores(client: httpx.AsyncClient, prompt: Any, responses: Any, *, top_k: int) -> list[Any]:
+            if (url := str(client.base_url)) in hanging:
+                begun.add(url)
+                await asyncio.sleep(3600)
+            await asyncio.sleep(0.01)  # so that each server gets some
+            return [prompt]
+
+        monkeypatch.setattr(scoring, "ask_info", info)
+        monkeypatch.setattr(scoring, "ask_scores", scores)
+        options: dict[str, Any] = {"token_file": tmp_path / "token", "timeout": 0.3, "model_sha256": "abc"}
+        options |= {"builder": SimpleNamespace(is_vision=False), "max_model_len": 100}
+        return ScoringServers(servers, **options, is_stopped=lambda: False, note=lambda _: None)
+
+    return make
+
+
+def score_requests(number: int) -> list[Any]:
+    return [SimpleNamespace(prompt=index, responses=[]) for index in range(number)]
+
+
+def test_a_teachers_answers_are_signs_of_life(teacher_servers: Callable[..., ScoringServers]) -> None:
+    """Scoring the responses of a step may take longer than log.stall_minutes."""
+    before = signs_of_life()[0]
+    found = teacher_servers("http://a").scores(score_requests(9), top_k=0)
+    assert found == [[index] for index in range(9)] and signs_of_life()[0] - before >= 9
+
+
+def test_what_a_teachers_server_does_not_answer_another_is_asked_for(
+    teacher_servers: Callable[..., ScoringServers],
+) -> None:
+    """It hangs with what it was given; it is asked meanwhile whether it is there."""
+    servers = teacher_servers("http://a", "http://b", hanging=["http://b"])
+    assert servers.scores(score_requests(30), top_k=0) == [[index] for index in range(30)]
+
+
+def test_teachers_servers_that_all_hang_are_gone(teacher_servers: Callable[..., ScoringServers]) -> None:
+    with pytest.raises(ServersGoneError, match="no server of the teacher has answered"):
+        teacher_servers("http://b", hanging=["http://b"]).scores(score_requests(3), top_k=0)

@@ -31,6 +31,11 @@ from vlm_rl.types import Problem, Prompt
 
 
 def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
+    """Return the prompt builder of the model in a folder.
+
+    Raises UserError for a damaged folder, for one that holds an adapter, for a chat template under which a right
+    answer loses reward, and for sets whose images were prepared for a different patch size.
+    """
     check_model_folder(model_path)
     if base_of(model_path) is not None:
         raise UserError(

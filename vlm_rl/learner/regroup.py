@@ -21,9 +21,8 @@ from torch import Tensor
 FLAT_MASTERS, FLAT_MOMENTS = "single_partition_of_fp32_groups", "base_optimizer_state"  # of ZeRO 1 and 2
 SHARDED_MASTERS, SHARDED_MOMENTS = "fp32_flat_groups", "optimizer_state_dict"  # of ZeRO 3
 
-Numbers = Sequence[
-    Tensor
-]  # flat tensors that follow each other: the numbers of a group's parameters, without padding
+# Flat tensors that follow each other: the numbers of a group's parameters, without padding.
+Numbers = Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,6 @@ def mean_loss(
     builder: PromptBuilder,
     *,
     batch_size: int,
-    tokens: int | None = None,
 ) -> float:
     """Return the loss of examples at the current weights: minus the mean log-likelihood over their response tokens.
 
@@ -123,9 +122,8 @@ def mean_loss(
         examples: at least one.
         builder: builds the prompts, and encodes the responses.
         batch_size: examples whose prompts are in memory at a time.
-        tokens: the most of a row; None for train.micro_batch_tokens.
     """
-    budget = tokens or learner.config.micro_batch_tokens
+    budget = learner.config.micro_batch_tokens
     total = torch.zeros((), dtype=torch.float64)
     count = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(examples), batch_size):

@@ -32,7 +32,7 @@ class PromptOrder:
         return indices
 
     def upcoming(self, count: int) -> list[int]:
-        """Return the problems of the next `take` of so many, and take nothing."""
+        """Return the indices that the next `take` of so many returns, and take nothing."""
         return replace(self).take(count)
 
     def epochs(self, count: int) -> list[int]:

@@ -296,7 +296,7 @@ class Session:
         return SessionState(info, source)
 
     def save_if_due(self) -> None:
-        """Write a checkpoint every checkpoint.every steps and after the last one."""
+        """Write a checkpoint where one is due (`Run.is_save_due`)."""
         if self.run.is_save_due:
             begun = time.perf_counter()
             self.save(self.state())

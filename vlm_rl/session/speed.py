@@ -33,9 +33,8 @@ class Speed:
         self._a_token, self._a_sampled_token = _operations(policy)
         self._peak_rate = devices.peak_rate()
         self._planned = dry_run(config, num_ranks=world_size(), on_gpu=True).memory.update if devices.has_gpu() else 0
-        self._peak = self._share = (
-            0.0  # bytes that the last update allocated at most; of the card, the fullest rank's
-        )
+        self._peak = 0.0  # bytes that the last update allocated at most
+        self._share = 0.0  # of the card that was taken then, the fullest rank's
         self._has_warned = False
 
     @contextmanager

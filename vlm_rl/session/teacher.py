@@ -126,8 +126,7 @@ def load_teacher(
         is_stopped: tells whether the run is to end.
         note: prints a line.
 
-    Raises UserError for a folder that is
-    damaged, and for a model whose tokens are not the policy's.
+    Raises UserError for a folder that is damaged, and for a model whose tokens are not the policy's.
     """
     options = config.algorithm.distillation
     if options.teacher is None:

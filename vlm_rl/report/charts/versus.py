@@ -18,7 +18,6 @@ def versus(
     y_title: str,
     shapes: Sequence[str],
     brush: str | None = None,
-    height: int = 330,
 ) -> Spec | None:
     """Return groups of points in a plane whose axes have one scale, and the diagonal; None without a point.
 
@@ -29,7 +28,6 @@ def versus(
         shapes: of SHAPES, one for each group.
         brush: a box can be drawn; a click event then hands over this text and "from,to,from,to" of the box's ends,
             rounded outwards. None: the page has no clicks.
-        height: pixels.
     """
     rows = [row | {"shape": shape} for group, shape in zip(groups, shapes, strict=True) for row in point_rows(group)]
     if not rows:
@@ -62,6 +60,6 @@ def versus(
     if brush is not None:
         points["params"] = [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}]
     legend = [{"name": group.label, "color": group.color, "dot": True} for group in groups]
-    spec = chart(rows, [diagonal, points], {}, tip="datum.text", height=height, legend=legend)
+    spec = chart(rows, [diagonal, points], {}, tip="datum.text", height=330, legend=legend)
     spec["usermeta"]["brush"] = brush
     return spec

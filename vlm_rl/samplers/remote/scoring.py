@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import alive
 from vlm_rl.samplers.remote.client import (
     ResponseScores,
     ServerError,
@@ -26,6 +28,7 @@ from vlm_rl.samplers.remote.server_token import read_token
 from vlm_rl.types import Prompt
 
 _SIDE_BY_SIDE = 4  # groups that one rank has asked a server for
+_LOOK = 5.0  # seconds between two looks whether a server that scores is there
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,26 +108,33 @@ class ScoringServers:
     ) -> None:
         """Ask each server until it fails or nothing waits. What failed waits again."""
 
-        async def work(url: str) -> None:
-            async with connected(url, self.token) as client:
-                while waiting:
-                    index = waiting.popleft()
-                    request = requests[index]
-                    try:
-                        found[index] = await ask_scores(client, request.prompt, request.responses, top_k=top_k)
-                    except BaseException:
-                        waiting.append(index)
-                        raise
+        async def work(client: httpx.AsyncClient) -> None:
+            while waiting:
+                index = waiting.popleft()
+                request = requests[index]
+                try:
+                    found[index] = await ask_scores(client, request.prompt, request.responses, top_k=top_k)
+                except BaseException:
+                    waiting.append(index)
+                    raise
+                alive()
+
+        async def look(client: httpx.AsyncClient) -> None:
+            if problem := self._mismatch(await ask_info(client, seconds=SILENCE)):
+                raise ServerError(problem)
+
+        async def look_after(client: httpx.AsyncClient) -> None:
+            while True:
+                await asyncio.sleep(_LOOK)
+                await look(client)
 
         async def serve(url: str) -> None:
             try:
-                async with connected(url, self.token) as client:
-                    info = await ask_info(client, seconds=SILENCE)
-                if problem := self._mismatch(info):
-                    raise ServerError(problem)
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(_SIDE_BY_SIDE):
-                        group.create_task(work(url))
+                async with connected(url, self.token) as client, asyncio.TaskGroup() as group:
+                    await look(client)
+                    looking = group.create_task(look_after(client))  # a server that hangs never answers
+                    await asyncio.gather(*(group.create_task(work(client)) for _ in range(_SIDE_BY_SIDE)))
+                    looking.cancel()
             except* ServerError as errors:
                 self._say(url, str(errors.exceptions[0]))
 
