@@ -23,6 +23,7 @@ from vlm_rl.distributed import alive
 from vlm_rl.errors import EXIT_STALLED
 from vlm_rl.learner.row_budget import RowBudget
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.session import recorder
 from vlm_rl.session.watch import Watch
 
 SMALLER = {
@@ -50,6 +51,18 @@ def test_a_gpu_has_its_memory_back_before_an_update_is_repeated(monkeypatch: pyt
         budget = RowBudget(config, learner, lambda _: None, lambda tokens: done.append(f"kept {tokens}"))
         assert [budget.run(attempt), budget.run(attempt)] == [50, 50]
     assert done == ["100 tokens", "discarded", "freed", "50 tokens", "kept 50", "50 tokens"]
+
+
+def test_the_seconds_of_an_attempt_without_memory_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tokens a second and MFU of that step would be those of the repeated update alone."""
+    clock = iter([0.0, 1.0, 4.0, 10.0, 12.0])  # begun; the attempt's 3 seconds; the repeat's 2
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    timings = recorder.Timings(lambda _: None)
+    with pytest.raises(torch.OutOfMemoryError), timings.phase("update"):
+        raise torch.OutOfMemoryError
+    with timings.phase("update"):
+        pass
+    assert timings.seconds == {"update": 5.0}
 
 
 def words(changes: dict[str, str]) -> list[str]:
@@ -295,6 +308,7 @@ SUSPENDED = """
 import sys, time
 from pathlib import Path
 from vlm_rl.distributed import alive
+from vlm_rl.session import recorder
 from vlm_rl.session.watch import Watch
 
 watch = Watch()

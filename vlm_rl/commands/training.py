@@ -23,7 +23,7 @@ from vlm_rl.errors import UserError
 if TYPE_CHECKING:
     from vlm_rl.config import Config, SftConfig
 
-_AnyConfig = TypeVar("_AnyConfig", "Config", "SftConfig")
+_Resumed = TypeVar("_Resumed", "Config", "SftConfig")
 
 
 def add_sft(commands: Commands) -> None:
@@ -57,7 +57,7 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     return [*options.overrides, *start]
 
 
-def _where_it_is(config: _AnyConfig, options: argparse.Namespace) -> _AnyConfig:
+def _where_it_is(config: _Resumed, options: argparse.Namespace) -> _Resumed:
     """Return the configuration of a resume with the folder that the user named: a run may be moved or copied."""
     folder: Path = options.config
     names_other = any(word.startswith("out=") for word in options.overrides)

@@ -144,12 +144,14 @@ class Timings:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Show that a phase begins, and add its seconds up."""
+        """Show that a phase begins, and add its seconds up, those of an attempt without memory too."""
         self.show(name)
         alive(name)
         begun = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
 
     def metrics(self) -> dict[str, float]:
         """Return the seconds of each phase, and as `step_time` those since the beginning."""
