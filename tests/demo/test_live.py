@@ -744,8 +744,9 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         tab.get_by_label("Question").fill("Tell me everything.")
         choose(tab, "endless", "step 0")
         fill(tab, tokens=4000, temperature=1.0)
+        endless_writes = "document.querySelector('.live-card')?.classList.contains('writing')"
         tab.click("#live-ask")
-        tab.wait_for_function("document.querySelectorAll('.live-card.writing').length == 2")
+        tab.wait_for_function(endless_writes)
         tab.wait_for_function("Number(document.querySelector('.live-counts b').innerText.replace(/\\D/g, '')) > 20")
         assert tab.is_disabled("#live-ask")
         tab.click("#live-stop")
@@ -758,7 +759,7 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
         server.ended.clear()
         tab.click("#live-ask")
-        tab.wait_for_function("document.querySelectorAll('.live-card.writing').length == 2")
+        tab.wait_for_function(endless_writes)
         assert num_asking(page.queue) == 1
     assert server.ended.wait(60), "the page is gone: the server's stream was broken off"
     wait_for(lambda: num_asking(page.queue) == 0, seconds=60)
