@@ -308,7 +308,6 @@ SUSPENDED = """
 import sys, time
 from pathlib import Path
 from vlm_rl.distributed import alive
-from vlm_rl.session import recorder
 from vlm_rl.session.watch import Watch
 
 watch = Watch()
