@@ -185,6 +185,17 @@ def test_what_a_teachers_server_does_not_answer_another_is_asked_for(
     assert servers.scores(score_requests(30), top_k=0) == [[index] for index in range(30)]
 
 
+@pytest.mark.timeout(30)
+def test_a_teachers_server_that_hangs_holds_no_later_step_up(
+    teacher_servers: Callable[..., ScoringServers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its first silence costs time: from then on the others have answered long before it is given up."""
+    servers = teacher_servers("http://a", "http://b", hanging=["http://b"])
+    servers.scores(score_requests(30), top_k=0)
+    monkeypatch.setattr(scoring, "SILENCE", 3600)
+    assert servers.scores(score_requests(30), top_k=0) == [[index] for index in range(30)]
+
+
 def test_teachers_servers_that_all_hang_are_gone(teacher_servers: Callable[..., ScoringServers]) -> None:
     with pytest.raises(ServersGoneError, match="no server of the teacher has answered"):
         teacher_servers("http://b", hanging=["http://b"]).scores(score_requests(3), top_k=0)

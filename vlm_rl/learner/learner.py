@@ -36,7 +36,7 @@ from vlm_rl.learner.deepspeed import (
 from vlm_rl.learner.discard import discard_gradients
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
 from vlm_rl.learner.learning_rate import learning_rate_factor
-from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
+from vlm_rl.learner.lora import WeightSource, adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
@@ -273,19 +273,22 @@ class Learner:
 
     def _stream(self, *, used: bool) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights that outputs depend on, or the others."""
-        for name, source in weight_sources(self.policy.model):
-            if is_used(self.policy.model.config, name) == used:
-                alive()
-                with gathered(source.parameters, zero_stage=self.config.zero_stage):
-                    yield name, source.weight()
+        for name, source in self._sources(used=used):
+            with gathered(source.parameters, zero_stage=self.config.zero_stage):
+                yield name, source.weight()
 
     def stream_base_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `stream_weights` does, without the adapters. Consume it to the end."""
-        for name, source in weight_sources(self.policy.model):
-            if not is_used(self.policy.model.config, name):
-                continue
+        for name, source in self._sources(used=True):
             with gathered(source.parameters[:1], zero_stage=self.config.zero_stage):
                 yield name, source.base()
+
+    def _sources(self, *, used: bool) -> Iterator[tuple[str, WeightSource]]:
+        """Yield what the weights are made of, each a sign of life."""
+        for name, source in weight_sources(self.policy.model):
+            if is_used(self.policy.model.config, name) == used:
+                alive()
+                yield name, source
 
     def stream_adapters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every A and alpha / rank B, whole, one at a time. Consume it to the end."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ class ScoringServers:
         found: dict[int, list[ResponseScores]],
         top_k: int,
     ) -> None:
-        """Ask each server until it fails or nothing waits. What failed waits again."""
+        """Ask each server until it fails, nothing waits or all is found. What failed waits again."""
+        is_complete = asyncio.Event()
 
         async def work(client: httpx.AsyncClient) -> None:
             while waiting:
@@ -118,6 +120,8 @@ class ScoringServers:
                     waiting.append(index)
                     raise
                 alive()
+                if len(found) == len(requests):
+                    is_complete.set()
 
         async def look(client: httpx.AsyncClient) -> None:
             if problem := self._mismatch(await ask_info(client, seconds=SILENCE)):
@@ -138,7 +142,12 @@ class ScoringServers:
             except* ServerError as errors:
                 self._say(url, str(errors.exceptions[0]))
 
-        await asyncio.gather(*map(serve, self.servers))
+        serving, complete = asyncio.gather(*map(serve, self.servers)), asyncio.create_task(is_complete.wait())
+        await asyncio.wait({serving, complete}, return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        serving.cancel()  # one that hangs is still being looked for
+        with suppress(asyncio.CancelledError):
+            await serving
 
     def _mismatch(self, info: Mapping[str, Any]) -> str | None:
         """Return how a server differs from what scores, or None."""
