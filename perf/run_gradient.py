@@ -45,7 +45,9 @@ def sample(config: Config) -> tuple[list[PackedRow], LossFunction, tuple[int, ..
     with Run(config, resume=False) as run, Session(config, run) as session:
         session.sync_weights()
         timings = Timings(session.recorder.phase)
-        batch = collect(session.collecting, step=0, belief=session.belief, phase=timings.phase)
+        batch = collect(
+            session.collecting, step=0, belief=session.belief, phase=timings.phase, history=session.history
+        )
         parts = split(batch.groups, config.train.mini_batch_prompts)
         rows = pack(session, batch, parts, [weigh(session, part) for part in parts], config.train.micro_batch_tokens)
         return rows[0], loss_of(session), tuple(session.builder.banned_ids), session.learner.device

@@ -61,7 +61,7 @@ def _share_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
         )  # fmt: skip
     return chart_card(
         title,
-        quantile_bars(rows, x_title="% of the reasoning", x_max=100),
+        quantile_bars(rows, x_title="% of the reasoning"),
         caption=f"{note}Of the correct responses whose reasoning states the answer. Line: p10 to p90. Box: the "
         f"middle half. Dot: median. Fewer than {FEW} responses are points.",
         hint="Click a mark to see the problems.",

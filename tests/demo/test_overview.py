@@ -247,7 +247,7 @@ def test_few_measured_places_have_bars_and_many_a_band():
 
 def test_few_values_are_points_of_a_row_of_quantiles():
     rows = [Quantiles("few", 1, 2, 3, 4, 5, points=(1.0, 5.0)), Quantiles("many", 1, 2, 3, 4, 5)]
-    spec = quantile_bars(rows)
+    spec = quantile_bars(rows, x_title="%")
     assert spec is not None
     found = [(row["series"], row["median"], "p10" in row) for row in spec["datasets"]["rows"]]
     assert found == [("few", 1.0, False), ("few", 5.0, False), ("many", 3, True)]

@@ -159,6 +159,7 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
 
 
 @pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
+@pytest.mark.parametrize("how", [{}, {"zero_stage": 3}, {"zero_stage": 3, "only_mlps": True}])
 @pytest.mark.parametrize(
     ("model_type", "freeze"),
     [
@@ -172,14 +173,14 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
     ],
 )
 def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
-    model_type: str, freeze: list[ModelPart], family_model: FamilyModel
+    model_type: str, freeze: list[ModelPart], how: dict[str, Any], family_model: FamilyModel
 ) -> None:
     folder, gradients = family_model(model_type), []
     for checkpointing in (False, True):
         policy = load_policy(folder)
         policy.freeze(freeze)
         if checkpointing:
-            policy.enable_checkpointing()
+            policy.enable_checkpointing(**how)
         groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
         for part in (groups[:1], groups[1:]):  # text alone, too
             policy(packed_row(policy, part))[0].sum().backward()
@@ -199,7 +200,6 @@ def test_checkpointing_keeps_windows_and_padded_rows(model_type: str, family_mod
 # -- mixtures of experts -------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_routers_do_is_added_up_once(checkpointing: bool, family_model: FamilyModel) -> None:
     """The sums are those of the router's own logits, for every token of the row and every layer."""

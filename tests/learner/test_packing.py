@@ -53,6 +53,7 @@ def test_every_response_is_planned_once_within_the_budget(groups, budget, num_ra
         fits = sum(size(groups, chunk) for chunk in row) <= budget
         alone = len(row) == 1 and len(row[0].responses) == 1
         assert fits or alone, "only a single response may exceed the budget"
+        assert len({chunk.group for chunk in row}) == len(row), "a row has a prompt once"
     for rows in plan:
         sizes = [sum(size(groups, chunk) for chunk in row) for row in rows if not row[0].is_padding]
         assert sizes == sorted(sizes, reverse=True), "rows computed at the same time cost about the same"
@@ -86,6 +87,12 @@ def test_a_group_splits_and_repeats_its_prompt() -> None:
     plan = plan_of([(10, [4, 6, 7, 4, 3, 1])], 20, 1)
     assert sorted(chunk.responses for row in plan[0] for chunk in row) == [(0, 1), (2,), (3, 4, 5)]
     assert len(plan[0]) == 3
+
+
+def test_parts_of_a_group_that_meet_in_a_row_have_one_prompt() -> None:
+    """Prompt 10 and a budget of 20: 2 | 9 | 2 in order, and 10 + 2 + 2 is one row."""
+    plan = plan_of([(10, [2, 9, 2])], 20, 1)
+    assert [[chunk.responses for chunk in row] for row in plan[0]] == [[(1,)], [(0, 2)]]
 
 
 @given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(1, 3))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.sources import PROBLEMS, no_phase, sampling_of
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief
@@ -164,7 +165,7 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
     run = Collecting(config, algorithm, source, ledger, note=lambda _: None)
     counted: Counter[str] = Counter()
     for step in range(7):
-        batch = collect(run, step=step, belief=Belief(), phase=no_phase)
+        batch = collect(run, step=step, belief=Belief(), phase=no_phase, history=RewardHistory())
         counted.update(group.problem.id for group in batch.groups)
         assert dynamic or len(batch.groups) == wanted
         bound = ahead if max_age is None else max_age

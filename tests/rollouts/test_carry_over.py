@@ -19,6 +19,7 @@ from tests.helpers.sources import PROBLEMS, no_phase, sampling_of
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.batch_advantages import RewardHistory
 from vlm_rl.config import parse_config
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.hadw import Belief
@@ -176,7 +177,7 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     run = Collecting(config, algorithm, source, sampling.ledger, note=lambda _: None)
     trained: Counter[str] = Counter()
     for step in range(6):
-        batch = collect(run, step=step, belief=Belief(), phase=no_phase)
+        batch = collect(run, step=step, belief=Belief(), phase=no_phase, history=RewardHistory())
         assert dynamic or len(batch.groups) == wanted
         assert len(getattr(source, "in_progress", ())) == (0 if share is None else math.ceil(wanted / share) - wanted)
         trained.update(group.problem.id for group in batch.groups)

@@ -57,7 +57,7 @@ def collected(source: Any, ledger: Ledger, *, name: str = "dapo", wanted: int = 
     algorithm = {"name": name, "max_sampling_rounds": 2}
     config = parse_config({**tree, "algorithm": algorithm, "rollout": {"prompts_per_step": wanted}})
     run = Collecting(config, ALGORITHMS[name], source, ledger, note=lambda _: None)
-    return collect(run, step=0, belief=Belief(), phase=no_phase)
+    return collect(run, step=0, belief=Belief(), phase=no_phase, history=RewardHistory())
 
 
 def test_the_belief_counts_what_dynamic_sampling_drops() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.helpers.example_run import build_run
 from tests.helpers.rollout_rows import rollout_row
-from vlm_rl.run.terminal import StepLine, clock, progress, resume_command, sample_table, visible
+from vlm_rl.run.terminal import SAMPLES, StepLine, clock, progress, resume_command, sample_table, visible
 
 METRICS = {
     "reward": 1.25,
@@ -148,13 +148,14 @@ def test_a_note_is_one_line_taken_literally_after_the_live_line_is_gone():
 def test_samples_show_each_prompts_best_and_worst():
     rows = [
         rollout_row(prompt_id=f"p{i // 4}", response_index=i % 4, reward=r)
-        for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0])
+        for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0] + 2 * [0, 0.5, 0.5, 0])
     ]
     where = console()
-    asked = {"p0": ("Which?", "A"), "p1": ("How many?", "seven")}
-    sample_table(rows, asked, step=3, limit=2, console=where)
-    best, worst = [line.split() for line in text_of(where).splitlines() if "correct" in line]
-    assert best[:6] == ["p1", "How", "many?", "seven", "correct", "1.00"]  # p0 teaches nothing
+    asked = {"p0": ("Which?", "A"), "p1": ("How many?", "seven"), "p2": ("Where?", "B"), "p3": ("When?", "C")}
+    sample_table(rows, asked, step=3, console=where)
+    best, worst, *others = [line.split() for line in text_of(where).splitlines() if "correct" in line]
+    assert best[:6] == ["p1", "How", "many?", "seven", "correct", "1.00"]
+    assert len(others) == SAMPLES - 2 and "Which?" not in text_of(where)  # p0 teaches nothing
     assert worst[:3] == ["p1", "correct", "0.00"], "the question stands beside the first"
 
 

@@ -9,21 +9,28 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from tests.helpers.graded_groups import RIGHT, WRONG, make_group
+from tests.helpers.groups import bare_prompt
 from tests.helpers.pretended_cuda import PretendedCuda
 from tests.helpers.toy_runs import ROOT, Toys, assert_sound, metrics_of, rollouts_of
 from vlm_rl.distributed import alive
 from vlm_rl.errors import EXIT_STALLED
 from vlm_rl.learner.row_budget import RowBudget
+from vlm_rl.learner.sequence_parallel import RankGroup
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.session import recorder
+from vlm_rl.session.mini_batches import MiniBatches
 from vlm_rl.session.watch import Watch
 
 SMALLER = {
@@ -63,6 +70,35 @@ def test_the_seconds_of_an_attempt_without_memory_count(monkeypatch: pytest.Monk
     with timings.phase("update"):
         pass
     assert timings.seconds == {"update": 5.0}
+
+
+def test_rows_that_are_made_again_measure_the_gap_on_the_same_tokens() -> None:
+    """On those that the step's sampler sampled, though an optimizer step has been taken since."""
+    group = make_group([4, 6], [RIGHT, WRONG], [1.0, -1.0])
+    new, mixed = (replace(rollout, policy_version=7) for rollout in group.rollouts)
+    group = replace(group, rollouts=(new, replace(mixed, older=((5, 2),))))
+    model = nn.Identity()
+    model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=8))  # type: ignore[assignment]
+    session: Any = SimpleNamespace(
+        policy=SimpleNamespace(ranks=RankGroup(), is_padded=False, model=model),
+        learner=SimpleNamespace(num_updates=7),
+        sampler=SimpleNamespace(policy_version=7),
+        builder=None,
+        config=SimpleNamespace(rollout=SimpleNamespace(mixes_versions=True)),
+    )
+    prompts = SimpleNamespace(with_start=lambda problem, start: bare_prompt(problem.id))
+    batch: Any = SimpleNamespace(prompts=prompts, prompt_lengths={group.problem.id: 1})
+    credit: Any = SimpleNamespace(parts=[[group]], of_responses=[np.ones((1, 2))])
+    mini_batches = MiniBatches(session, batch, credit)
+
+    def fresh(tokens: int) -> list[list[bool]]:
+        (rows,) = mini_batches.packed(tokens)
+        return [cast(torch.Tensor, row.loss.fresh_K).tolist() for row in rows]
+
+    first, second = [True] * 4, [False] * 2 + [True] * 4
+    assert fresh(100) == [first + second]
+    session.learner.num_updates += 1
+    assert fresh(7) == [second, first]
 
 
 def words(changes: dict[str, str]) -> list[str]:

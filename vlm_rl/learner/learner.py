@@ -323,7 +323,7 @@ class Learner:
             return partial(save_adapters, self.policy.model, self._adapters(), folder, self.policy.base)
         # No sync and no optimizer knows most buffers, and the model is not whole without them.
         whole = chain(stored_buffers(self.policy.model), self.stream_weights(), self._stream(used=False))
-        state = {name: tensor.cpu().clone() for name, tensor in whole if rank() == 0}
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in whole if rank() == 0}
         return partial(self.policy.model.save_pretrained, folder, state_dict=state)
 
     def _adapters(self) -> dict[str, Tensor]:
@@ -332,7 +332,7 @@ class Learner:
         for name, parameter in self.policy.model.named_parameters():
             if parameter.requires_grad:
                 with gathered([parameter], zero_stage=self.config.zero_stage):
-                    copies[name] = parameter.data.cpu().clone()
+                    copies[name] = parameter.data.to("cpu", copy=True)
         return copies
 
     def save(self, folder: Path, *, later: bool = False) -> CheckpointFiles:

@@ -105,7 +105,7 @@ class PackedRow:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Return the value with every tensor in it on the device, however deeply nested."""
+    """Return the value with every tensor in its fields and mappings on the device, however deeply nested."""
     if isinstance(value, Tensor):
         if torch.device(device).type != "cuda" or value.is_cuda or not has_gpu():
             return value.to(device)

@@ -392,9 +392,12 @@ def _recomputed(
         reentrant: whether the backward pass starts a nested one for the layer.
         paused: entered while the layer is computed again.
     """
-    if not torch.is_grad_enabled():  # the reentrant variant would warn, once a layer
+    if not torch.is_grad_enabled():
         return function(*args)
     if reentrant:
+        # It would warn, and give no gradient to anything inside.
+        if not any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return function(*args)
         return checkpoint(function, *args, use_reentrant=True)
     return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused()))
 

@@ -11,7 +11,7 @@ A group above the token budget is split in any case; a response never is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -41,11 +41,16 @@ class _MiniBatch:
         prompt, responses = self.prompts[chunk.group], [self.responses[chunk.group][i] for i in chunk.responses]
         return [prompt + size for size in responses] if self.padded else [prompt, *responses]
 
-    def grow(self, size: tuple[int, int], chunk: Chunk) -> tuple[int, int]:
-        """Return the size of a row (parts, tokens of each) with one more chunk; without padding it is one part."""
+    def grow(self, size: tuple[int, int], chunk: Chunk, *, has_prompt: bool = False) -> tuple[int, int]:
+        """Return the size of a row (parts, tokens of each) with one more chunk; without padding it is one part.
+
+        `has_prompt` tells whether the row has the chunk's prompt already.
+        """
         parts, tokens = size
         lengths = self.lengths(chunk)
-        return (parts + len(lengths), max(tokens, *lengths)) if self.padded else (1, tokens + sum(lengths))
+        if self.padded:
+            return parts + len(lengths), max(tokens, *lengths)
+        return 1, tokens + sum(lengths[has_prompt:])
 
     def cost(self, chunk: Chunk) -> float:
         """Return the cost, rounded once: equal groups tie, whatever the order of their responses."""
@@ -207,7 +212,12 @@ def _evened_out(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], *, shakes: i
     members: list[dict[int, list[int]]] = [{} for _ in bins]
     for k, (_, group, index) in zip(best.tolist(), places, strict=True):
         members[k].setdefault(group, []).append(index)
-    return [[Chunk(group, tuple(sorted(parts[group]))) for group in sorted(parts)] for parts in members]
+    return [_chunks(parts) for parts in members]
+
+
+def _chunks(responses: Mapping[int, Sequence[int]]) -> list[Chunk]:
+    """Return one chunk of each group, from the indices of its responses."""
+    return [Chunk(group, tuple(sorted(responses[group]))) for group in sorted(responses)]
 
 
 def _whole(costs: Sequence[float]) -> np.ndarray:
@@ -310,14 +320,18 @@ def _split(batch: _MiniBatch, chunk: Chunk, budget: int) -> list[Chunk]:
 
 
 def _fill_rows(batch: _MiniBatch, chunks: Sequence[Chunk], budget: int) -> list[PlannedRow]:
-    """Return rows of chunks, each chunk in the first row that has room for it."""
-    rows: list[PlannedRow] = []
+    """Return rows of chunks, each chunk in the first row that has room for it; those of one group become one."""
+    rows: list[dict[int, list[int]]] = []  # the responses of each group
     sizes: list[tuple[int, int]] = []
     for chunk in chunks:
-        slot = next((i for i, size in enumerate(sizes) if math.prod(batch.grow(size, chunk)) <= budget), len(rows))
+        grown = (
+            batch.grow(size, chunk, has_prompt=chunk.group in row) for row, size in zip(rows, sizes, strict=True)
+        )
+        fitting = ((slot, size) for slot, size in enumerate(grown) if math.prod(size) <= budget)
+        slot, size = next(fitting, (len(rows), batch.grow(_EMPTY, chunk)))
         if slot == len(rows):
-            rows.append([])
+            rows.append({})
             sizes.append(_EMPTY)
-        rows[slot].append(chunk)
-        sizes[slot] = batch.grow(sizes[slot], chunk)
-    return [sorted(row, key=lambda chunk: (chunk.group, chunk.responses)) for row in rows]
+        rows[slot].setdefault(chunk.group, []).extend(chunk.responses)
+        sizes[slot] = size
+    return [_chunks(row) for row in rows]

@@ -53,9 +53,7 @@ class Collecting:
     no_signal: NoSignal = field(default_factory=NoSignal)
 
 
-def collect(
-    run: Collecting, *, step: int, belief: Belief, phase: StepPhase, history: RewardHistory | None = None
-) -> RolloutBatch:
+def collect(run: Collecting, *, step: int, belief: Belief, phase: StepPhase, history: RewardHistory) -> RolloutBatch:
     """Let the source sample and grade groups until there are enough, and compute their advantages.
 
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong. It asks for
@@ -67,7 +65,7 @@ def collect(
         step: how many steps came before.
         belief: HA-DW's, before this batch.
         phase: times the sampling, and the wait for grades.
-        history: EBPO's, before this batch; None at the beginning of a run.
+        history: EBPO's, before this batch.
 
     Raises TooManyUndecidedError if too many responses got no verdict.
     """
@@ -75,7 +73,6 @@ def collect(
     is_dynamic = run.algorithm.dynamic_sampling
     rounds, left = 0, options.max_sampling_rounds if is_dynamic else 1
     kept, sampled, prompt_lengths = list[Group](), list[Reward](), dict[str, int]()
-    history = history or RewardHistory()
     while True:
         graded = next_round(run, step, wanted if is_dynamic else wanted - len(kept), phase)
         fit, others = choose(graded, wanted - len(kept), is_dynamic=is_dynamic)

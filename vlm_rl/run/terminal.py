@@ -29,6 +29,7 @@ from vlm_rl.run.best import Best
 from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.untrusted.visible_text import replace_invisible
 
+SAMPLES = 6  # responses of a table
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 _SECONDS_INSIDE = 60.0  # between two plain lines from inside a step
@@ -254,16 +255,14 @@ def sample_table(
     asked: Mapping[str, tuple[str, str]],
     *,
     step: int,
-    limit: int = 6,
     console: Console | None = None,
 ) -> None:
-    """Print the responses with the highest and the lowest reward for as many prompts as `limit` allows.
+    """Print the responses with the highest and the lowest reward of a few prompts, at most SAMPLES of them.
 
     Args:
         rows: of one step.
         asked: the question and the gold answer of each problem, by its id.
         step: for the title.
-        limit: the most responses.
         console: where to print; None for this process's output.
     """
     console = console or make_console()
@@ -276,7 +275,7 @@ def sample_table(
     table.add_column("answer", ratio=1, overflow="fold")
     table.add_column("response", ratio=6, overflow="fold")
     shown = ""
-    for row in contrasts(rows, limit):
+    for row in contrasts(rows, SAMPLES):
         question, gold = asked[row.prompt_id] if row.prompt_id != shown else ("", "")  # once for both responses
         shown = row.prompt_id
         table.add_row(

@@ -172,6 +172,6 @@ def _pack_one(
         observed=partial(as_prompt, session.builder),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
         tenths_PG=tenths_PG,
-        version=session.learner.num_updates if session.config.rollout.mixes_versions else None,
+        version=session.sampler.policy_version if session.config.rollout.mixes_versions else None,
     )
     return [row_of(chunks) for chunks in plan]

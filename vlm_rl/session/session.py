@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -82,26 +82,29 @@ class Session:
         self.config, self.run, self._functions = config, run, functions
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = run.join_ranks()
-        self.problems, self.eval_sets = self._load_sets(stages)
-        self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout, waits=alive)
-        self.builder, self.host = self._open_builder()
-        self.reward = self._open_rewards()
-        self.accuracy = self._open_accuracy()
-        stages.done("checks", "prompts, rewards, golds")
-        self.learner = self._load_learner(stages)
-        self.reference, self.teacher = self._load_frozen()
-        stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
-        self.sampler = self._start_engine()
-        stages.done("engine", self.sampler.name)
-        self.rows = RowBudget(config, self.learner, self._note, run.keep_shorter_rows)
-        self._sync = self._make_sync()
-        self._build_rollouts()
-        self._restore()
-        run.start(contaminated_sources(self.problems))
-        self.recorder = self._open_recorder(stages)
-        run.keep_checkpoints(self.learner, self.builder, self.recorder.save_lines(), best_step=self._best_step)
-        run.listen(self.recorder.note)
-        self.grader.start()
+        self._opened = ExitStack()
+        with self._opened:  # closes what it has if the start fails
+            self.problems, self.eval_sets = self._load_sets(stages)
+            self.grader = self._open_grader()
+            self.builder, self.host = self._open_builder()
+            self.reward = self._open_rewards()
+            self.accuracy = self._open_accuracy()
+            stages.done("checks", "prompts, rewards, golds")
+            self.learner = self._load_learner(stages)
+            self.reference, self.teacher = self._load_frozen()
+            stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
+            self.sampler = self._start_engine()
+            stages.done("engine", self.sampler.name)
+            self.rows = RowBudget(config, self.learner, self._note, run.keep_shorter_rows)
+            self._sync = self._make_sync()
+            self._build_rollouts()
+            self._restore()
+            run.start(contaminated_sources(self.problems))
+            self.recorder = self._open_recorder(stages)
+            run.keep_checkpoints(self.learner, self.builder, self.recorder.save_lines(), best_step=self._best_step)
+            run.listen(self.recorder.note)
+            self.grader.start()
+            self._opened = self._opened.pop_all()
 
     def __enter__(self) -> Session:
         return self
@@ -109,14 +112,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.sampler.close()
-        if self.host is not None:
-            self.host.close()
-        self.grader.close()
-        self.reward.close()
-        if self.accuracy is not None:
-            self.accuracy.close()
-        self.recorder.close(error)
+        try:
+            self._opened.__exit__(kind, error, trace)
+        finally:
+            self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
 
@@ -130,12 +129,20 @@ class Session:
             refuse_contaminated(name, held_out, self.run.contaminated)
         return problems, eval_sets
 
+    def _open_grader(self) -> Grader:
+        reward = self.config.reward
+        grader = Grader(workers=reward.grader_workers, timeout=reward.grader_timeout, waits=alive)
+        self._opened.callback(grader.close)
+        return grader
+
     def _open_builder(self) -> tuple[PromptBuilder, EpisodeHost | None]:
         """Open the model's prompt builder and the environment. Refuse a model or prompts that this run cannot use."""
         config = self.config
         problems = [*self.problems, *chain.from_iterable(self.eval_sets.values())]
         builder = self.run.open_builder(problems)
         host = open_host(config.environment, builder, self.grader)
+        if host is not None:
+            self._opened.callback(host.close)
         observed = config.environment.max_images if host is not None else 0
         check_media_limits(config.rollout.vllm, problems, more_images=observed)
         check_divides(builder.config, config.rollout)
@@ -157,6 +164,7 @@ class Session:
             judge_cache=self.run.directory.path / "judge_cache",
             functions=self._functions,
         )
+        self._opened.callback(reward.close)
         reward.check_golds(self.problems)
         reward.check_names(config.algorithm.gdpo_weights, key="algorithm.gdpo_weights")
         return reward
@@ -172,6 +180,8 @@ class Session:
             judge_cache=self.run.directory.path / "judge_cache",
             functions=self._functions,
         )
+        if part is not None:
+            self._opened.callback(part.close)
         for problems in self.eval_sets.values():
             check_boxes(problems, part, remedy=BOX_REMEDY)
         return part
@@ -207,7 +217,7 @@ class Session:
 
     def _start_engine(self) -> Sampler:
         self.give_card_to_sampler()
-        return load_sampler(
+        sampler = load_sampler(
             self.config,
             self.run.model_path,
             builder=self.builder,
@@ -215,6 +225,8 @@ class Session:
             is_stopped=self.run.is_stopped,
             note=lambda text: self.recorder.note(text),
         )
+        self._opened.callback(sampler.close)
+        return sampler
 
     def _make_sync(self) -> WeightSync:
         rollout = self.config.rollout

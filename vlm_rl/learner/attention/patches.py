@@ -1,10 +1,10 @@
 """The switch `model.layer_patches`: our code in place of some layers of a transformers model, or of none.
 
 The patches compute what transformers' own layers compute. They keep less for the backward pass (lean_layers) and make
-fewer calls in the vision tower (vision). No GPU has timed them, so `auto` turns them off there, except for
-the vision tower's attention: transformers' own calls a kernel for each window there. `liger` takes Liger's kernels in
-place of lean_layers (liger_layers). The switch is not for the attention over packed rows (shared_prefix), which is
-always ours.
+fewer calls in the vision tower (vision). A GPU has run them (docs/gpu.md), but none has timed them against
+transformers' own, so `auto` turns them off there, except for the vision tower's attention: transformers' own calls a
+kernel for each window there. `liger` takes Liger's kernels in place of lean_layers (liger_layers). The switch is not
+for the attention over packed rows (shared_prefix), which is always ours.
 """
 
 from __future__ import annotations

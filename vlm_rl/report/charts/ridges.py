@@ -32,8 +32,8 @@ class Ridge:
     click: Any = None
 
 
-def ridges(rows: Sequence[Ridge], *, x_title: str = "tokens") -> Spec | None:
-    """Return a smoothed density for each row, each of its own height, its name above it; None without values.
+def ridges(rows: Sequence[Ridge]) -> Spec | None:
+    """Return a smoothed density of tokens for each row, of its own height, its name above it; None without values.
 
     A density is Gaussian, with Scott's bandwidth (scipy.stats.gaussian_kde), and ends at the least and the largest
     value. Fewer than FEW values, or equal ones, are points. A line marks the median.
@@ -45,7 +45,7 @@ def ridges(rows: Sequence[Ridge], *, x_title: str = "tokens") -> Spec | None:
     low, high = (float(end([end(row.values) for row in known])) for end in (np.min, np.max))
     for place, row in enumerate(known):
         data += _row(row, base=len(known) - 1 - place, left=low)
-    x = x_axis(x_title)
+    x = x_axis("tokens")
     x["scale"] |= {"domain": [low, high] if high > low else [low - 1, high + 1], "padding": 10}
     y: Spec = {
         "type": "quantitative", "axis": None,

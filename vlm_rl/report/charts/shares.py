@@ -37,7 +37,7 @@ class Bars:
     click: Sequence[Any] | None = None  # [bins]
 
 
-def histogram(edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens") -> Spec | None:
+def histogram(edges: np.ndarray, bars: Sequence[Bars], *, x_title: str) -> Spec | None:
     """Return overlaid histograms over common bins; None if all are empty.
 
     The lower bar of a bin is in front, so that each can be pointed at.
@@ -84,12 +84,10 @@ class Quantiles:
     points: Sequence[float] = ()  # all values, drawn instead of the box where they are few
 
 
-def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: float | None = None) -> Spec | None:
-    """Return a row per distribution: a line from p10 to p90, a box from p25 to p75, a dot at the median.
+def quantile_bars(rows: Sequence[Quantiles], *, x_title: str) -> Spec | None:
+    """Return a row per distribution in percent: a line from p10 to p90, a box from p25 to p75, a dot at the median.
 
     A row with `points` has these alone.
-
-    `x_max`: where the axis ends; None leaves it to the data.
     """
     known = [row for row in rows if math.isfinite(row.median)]
     if not known:
@@ -105,8 +103,7 @@ def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: 
     fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
 
     x = x_axis(x_title, zero=True)
-    if x_max is not None:
-        x["scale"]["domain"] = [0, x_max]
+    x["scale"]["domain"] = [0, 100]
     span = {"x": x | {"field": "p10"}, "x2": {"field": "p90"}, "color": color}
     box = {"x": x | {"field": "p25"}, "x2": {"field": "p75"}, "stroke": color, "fill": fill, "tooltip": TIP}
     dot = {"x": x | {"field": "median"}, "fill": color, "tooltip": TIP}
