@@ -483,6 +483,21 @@ def test_one_broken_column_does_not_disturb_the_others(capfd):
     wait_for(lambda: num_asking(queue) == 0)
 
 
+class Lingering(Teller):
+    """Closes its connection for a while after its last word."""
+
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
+        yield from super().ask(question, settings, is_cancelled=is_cancelled)
+        time.sleep(0.3)
+
+
+def test_a_page_that_is_told_the_end_may_ask_again_at_once():
+    queue = AskQueue([Lingering("a")])
+    told = queue.ask("page", ["a"], LiveQuestion("?"), SHORT)
+    assert next(state for state in told if state.is_over).replies[0].stop == "stop"
+    assert list(queue.ask("page", ["a"], LiveQuestion("?"), SHORT))[-1].replies[0].stop == "stop"
+
+
 def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
     first, second = slow_teller("a"), Teller("b")
     queue = AskQueue([first, second], limits=Limits(max_waiting=1))
