@@ -122,6 +122,8 @@ class AskQueue:
     ) -> Generator[AskState, None, None]:
         """Yield states some five times a second until all columns are over. Leaving the iterator cancels.
 
+        Only the last state is over, and then the page has left the line: it may ask again at once.
+
         Args:
             page: the visitor's page, which asks one question at a time.
             names: of the backends to ask, one for each column.
@@ -158,21 +160,24 @@ class AskQueue:
                     break
                 yield AskState(ahead, broadcast.names, broadcast.replies())
             if broadcast.is_cancelled():
-                yield AskState(0, broadcast.names, [Reply("ended", stop="cancelled") for _ in names])
-                return
-            is_started = True
-            broadcast.start()
-            begun = time.monotonic()
-            while not broadcast.is_over:
-                if time.monotonic() - begun > seconds:
-                    broadcast.give_up(f"no end after {clock(seconds)}: stopped")
-                    break
-                yield AskState(0, broadcast.names, broadcast.replies())
-                time.sleep(0.2)
-            yield AskState(0, broadcast.names, broadcast.replies())
+                last = [Reply("ended", stop="cancelled") for _ in names]
+            else:
+                is_started = True
+                broadcast.start()
+                begun = time.monotonic()
+                while not broadcast.is_over:
+                    if time.monotonic() - begun > seconds:
+                        broadcast.give_up(f"no end after {clock(seconds)}: stopped")
+                        break
+                    state = AskState(0, broadcast.names, broadcast.replies())
+                    if not state.is_over:  # its threads may take a moment longer
+                        yield state
+                    time.sleep(0.2)
+                last = broadcast.replies()
         finally:
             broadcast.cancel()
             self._leave(ticket, wait=is_started)
+        yield AskState(0, broadcast.names, last)
 
     def cancel(self, page: str) -> None:
         """End what this page asked; a page that asked nothing is not an error."""

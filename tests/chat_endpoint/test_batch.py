@@ -167,8 +167,8 @@ def test_a_cache_of_an_older_version_is_read(tmp_path: Path, server: ChatServer)
     assert reply.text == "kept" and reply.cost["requests"] == 0
 
 
-def _write(folder: Path, key: str, text: str) -> None:
-    for _ in range(200):
+def _write(folder: Path, key: str, text: str, is_over: Any) -> None:
+    while not is_over.is_set():
         ReplyCache(folder).put(key, Completion(text, 3, 4))
 
 
@@ -186,13 +186,19 @@ def test_two_writers_leave_a_whole_reply(tmp_path: Path) -> None:
     key, texts = key_of("u", {}), ("a" * 50_000, "b" * 50_000)
     ReplyCache(tmp_path).put(key, Completion(texts[0], 3, 4))
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write, args=(tmp_path, key, text)) for text in texts]
+    is_over = context.Event()
+    writers = [context.Process(target=_write, args=(tmp_path, key, text, is_over)) for text in texts]
     for writer in writers:
         writer.start()
-    seen = set()
-    while any(writer.is_alive() for writer in writers):
+    replies = {Completion(text, 3, 4) for text in texts}
+    seen, num_reads = set(), 0
+    while seen < replies or num_reads < 200:
         seen.add(ReplyCache(tmp_path).get(key))
-    assert seen and seen <= {Completion(text, 3, 4) for text in texts}
+        num_reads += 1
+    is_over.set()
+    for writer in writers:
+        writer.join()
+    assert seen == replies
     assert files_of(tmp_path) == [f"{key}.json"]
 
 

@@ -6,9 +6,10 @@ import io
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -353,8 +354,17 @@ def test_prompts_built_beside_other_work_are_those_built_when_asked(builder: Pro
         prompts[problems[3]]
 
 
-def test_prompts_that_are_not_begun_in_time_are_left_out(builder: PromptBuilder) -> None:
+def test_prompts_that_are_not_begun_in_time_are_left_out(
+    builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def __exit__(self, *error: Any) -> None:  # the block has ended
+            may_go_on.set()
+            super().__exit__(*error)
+
+    monkeypatch.setattr("vlm_rl.data.prompts.ThreadPoolExecutor", Pool)
 
     class Slow(WatchedBuilder):
         def build(self, problem: Problem) -> Prompt:
@@ -366,7 +376,6 @@ def test_prompts_that_are_not_begun_in_time_are_left_out(builder: PromptBuilder)
     prompts = PromptCache(cast(PromptBuilder, slow))
     with pytest.raises(RuntimeError, match="the update"), prompts.building([problem("?", name=n) for n in "01"]):
         assert begun.wait(60)
-        threading.Timer(0.2, may_go_on.set).start()  # once the block has ended
         raise RuntimeError("the update")
     assert list(slow.threads) == ["0"]
 

@@ -44,13 +44,19 @@ def many(folder: Path, count: int, *, width: int = 80, height: int = 100) -> Pat
 
 
 SCRIPT = """
-import sys
+import sys, time
 from pathlib import Path
-import vlm_rl.data_prep.preparation
-from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep import preparation
+
+def until_killed(*args, make_shards=preparation.make_shards, **options):
+    for number, row in enumerate(make_shards(*args, **options), start=1):
+        yield row
+        while number == 8:  # of 15
+            time.sleep(1)
+
 if __name__ == "__main__":
-    vlm_rl.data_prep.preparation.SHARD_ROWS = 8
-    print(prepare("virl39k", Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3])))
+    preparation.SHARD_ROWS, preparation.make_shards = 8, until_killed
+    print(preparation.prepare("virl39k", Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3])))
 """
 
 

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import os
 import shutil
-import socket
 import threading
 import time
 import weakref
@@ -31,7 +30,7 @@ from tests.helpers.chat_server import WORDS, ChatServer, chat_server
 from tests.helpers.example_run import build_run, square_image
 from tests.helpers.images import black_png
 from tests.helpers.pretended_cuda import PretendedCuda
-from tests.helpers.served import Served
+from tests.helpers.served import Served, free_port
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.demo.live.ask_queue import AskQueue, AskState, Broadcast, Limits
 from vlm_rl.demo.live.backends import (
@@ -483,6 +482,21 @@ def test_one_broken_column_does_not_disturb_the_others(capfd):
     wait_for(lambda: num_asking(queue) == 0)
 
 
+class Lingering(Teller):
+    """Closes its connection for a while after its last word."""
+
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
+        yield from super().ask(question, settings, is_cancelled=is_cancelled)
+        time.sleep(0.3)
+
+
+def test_a_page_that_is_told_the_end_may_ask_again_at_once():
+    queue = AskQueue([Lingering("a")])
+    told = queue.ask("page", ["a"], LiveQuestion("?"), SHORT)
+    assert next(state for state in told if state.is_over).replies[0].stop == "stop"
+    assert list(queue.ask("page", ["a"], LiveQuestion("?"), SHORT))[-1].replies[0].stop == "stop"
+
+
 def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
     first, second = slow_teller("a"), Teller("b")
     queue = AskQueue([first, second], limits=Limits(max_waiting=1))
@@ -520,10 +534,26 @@ class Deaf(Teller):
         self._end.wait()
 
 
-def test_no_page_waits_for_ever_for_a_model_that_hangs():
+class Clock:
+    """Stands still until the first column has ended of the page whose turn it is, however busy the machine is."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, queue: AskQueue) -> None:
+        self._queue, self._read, self._stood = queue, time.monotonic(), 0.0
+
+    def monotonic(self) -> float:
+        before, self._read = self._read, time.monotonic()
+        if self._queue._line and not self._queue._line[0][1]._replies[0].is_over:
+            self._stood += self._read - before
+        return self._read - self._stood
+
+
+def test_no_page_waits_for_ever_for_a_model_that_hangs(monkeypatch):
     """The page that asked it keeps what the others said; the next page is told, since two questions never compute."""
     end = threading.Event()
     queue = AskQueue([Teller("a"), Deaf("b", end)], limits=Limits(max_seconds=0.3))
+    monkeypatch.setattr("vlm_rl.demo.live.ask_queue.time", Clock(queue))
     ours = list(queue.ask("one", ["a", "b"], LiveQuestion("?"), SHORT))[-1]
     assert [(reply.phase, reply.text) for reply in ours.replies] == [("ended", "<think>hm</think>4"), ("failed", "I")]
     assert ours.replies[1].note == "no end after 0:00: stopped"
@@ -535,12 +565,13 @@ def test_no_page_waits_for_ever_for_a_model_that_hangs():
 
 
 def test_nothing_is_generated_for_a_page_that_is_gone(monkeypatch):
-    monkeypatch.setattr("vlm_rl.demo.live.ask_queue.ABANDONED_SECONDS", 0.2)
     teller = slow_teller("a")
     broadcast = Broadcast([teller], LiveQuestion("?"), replace(SHORT, max_tokens=4000))
     broadcast.start()
+    wait_for(lambda: teller.said > 0)
+    monkeypatch.setattr("vlm_rl.demo.live.ask_queue.ABANDONED_SECONDS", 0.2)
     wait_for(lambda: broadcast.is_over)
-    assert 0 < teller.said < 200
+    assert teller.said < 200
 
 
 @pytest.mark.parametrize(
@@ -653,9 +684,7 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     weights = run.path / "checkpoints" / "step-000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     endpoints = [Endpoint(name, server.url(name), "m") for name in ("endless", "good", "hostile", "broken")]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        endpoints.append(Endpoint("down", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "m"))
+    endpoints.append(Endpoint("down", f"http://127.0.0.1:{free_port()}/v1", "m"))
     shown = Page(open_live(PageStates(Library([run.path])), LiveOptions(endpoints)))
     yield shown
     shown.stop()
@@ -744,6 +773,7 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         tab.get_by_label("Question").fill("Tell me everything.")
         choose(tab, "endless", "step 0")
         fill(tab, tokens=4000, temperature=1.0)
+        broken = server.broken.count("endless")
         endless_writes = "document.querySelector('.live-card')?.classList.contains('writing')"
         tab.click("#live-ask")
         tab.wait_for_function(endless_writes)
@@ -756,12 +786,12 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         assert untrained in ("stopped by you", "finished"), "which may draw its end before the click arrives"
         assert "≈" in tab.locator(".live-counts").first.inner_text(), "an estimate is called one"
         wait_for(lambda: num_asking(page.queue) == 0)
+        wait_for(lambda: server.broken.count("endless") == broken + 1)
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
-        server.ended.clear()
         tab.click("#live-ask")
         tab.wait_for_function(endless_writes)
         assert num_asking(page.queue) == 1
-    assert server.ended.wait(60), "the page is gone: the server's stream was broken off"
+    wait_for(lambda: server.broken.count("endless") == broken + 2, seconds=60)  # the page is gone
     wait_for(lambda: num_asking(page.queue) == 0, seconds=60)
 
 

@@ -40,7 +40,7 @@ def builder(tiny_model: Path) -> PromptBuilder:
 @contextmanager
 def hosted(builder: PromptBuilder, name: str, **settings: Any) -> Iterator[EpisodeHost]:
     own = "." in name
-    config = EnvironmentConfig(name=name, allow_class=own, workers=1, **settings)
+    config = EnvironmentConfig(name=name, allow_class=own, **{"workers": 1, **settings})
     host = EpisodeHost(config, builder, grade=lambda problem, text: f"boxed{{{problem.answer}}}" in text)
     try:
         yield host
@@ -129,6 +129,25 @@ def test_playing_an_episode_again_has_time_for_all_its_turns(bad: EpisodeHost, b
     answer = say(episode, builder, "slow")
     assert not isinstance(answer, str)
     assert answer[0].text.startswith("turn 3 of p: ")
+
+
+def test_importing_a_class_takes_none_of_the_time_of_its_answers(
+    builder: PromptBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the second of two processes, nor in one that takes the place of another."""
+    wait = f"import os, time\nif os.path.exists({str(tmp_path / 'slow')!r}): time.sleep(2.2)"
+    (tmp_path / "heavy_world.py").write_text(f"{wait}\nfrom {OWN} import Bad\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with hosted(builder, "heavy_world.Bad", timeout=1.5, workers=2) as host:
+        (tmp_path / "slow").touch()
+        first, second = opened(host, builder), opened(host, builder, g=1)
+        ids = np.array([builder.eos_ids[0]], np.int32)
+        asked = [episode.answer(text, ids) for episode, text in ((first, "exit"), (second, "go"))]
+        ended, answer = (future.result(timeout=60) for future in asked)
+        again = say(first, builder, "go")
+    assert not isinstance(ended, str) and "ended with exit code 3" in ended[0].error
+    for each in (answer, again):
+        assert not isinstance(each, str) and each[0].text.startswith("turn 1 of p: ")
 
 
 def test_waiting_for_a_place_is_not_waiting_for_an_answer(builder: PromptBuilder) -> None:

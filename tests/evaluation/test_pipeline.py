@@ -101,9 +101,9 @@ def test_the_light_stages_run_while_the_heavy_one_does() -> None:
 
 
 def test_whoever_leaves_early_leaves_nothing_running() -> None:
-    threads, stages = threading.active_count(), Stages()
+    threads, stages = {*threading.enumerate()}, Stages()
     answering = overlapped([0, 1, 2, 3], before=stages.before, heavy=stages.heavy, after=stages.after)
     assert next(answering)[0] == 0
     answering.close()
-    assert threading.active_count() == threads
+    assert {*threading.enumerate()} <= threads  # some of other tests may have ended meanwhile
     assert stages.graded == [0]

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.processes import children_of
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_grader import CodeGrader, with_header
 from vlm_rl.grading.code_rules import RULES
@@ -270,7 +271,9 @@ def test_closing_ends_what_is_judged() -> None:
     programs = [(f"import time; time.sleep(60) # {number}", {"tests": tests.packed()}) for number in range(20)]
     thread = threading.Thread(target=lambda: judged.extend(grader.judge(programs)))
     thread.start()
-    time.sleep(0.3)
+    (launcher,) = grader._opened()._launchers
+    while not children_of(launcher._process.pid):  # until the first runs
+        time.sleep(0.01)
     grader.close()
     thread.join(timeout=30)
     assert {verdict for verdict, _ in judged} == {"error"} and len(judged) == 20

@@ -38,7 +38,8 @@ class ChatServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.lock = threading.Lock()
-        self.running = self.most = self.broken = 0
+        self.running = self.most = 0
+        self.broken: list[str] = []  # behaviours whose client left before the end, as that is noticed
         self.ended = threading.Event()  # set after each request
 
     def url(self, behaviour: str) -> str:
@@ -82,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             behave()
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
-            self.server.broken += 1
+            self.server.broken.append(self.behaviour)
         self.close_connection = True
 
     @property

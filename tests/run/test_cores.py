@@ -33,15 +33,17 @@ def test_cores_that_others_use_are_left_to_them(monkeypatch: pytest.MonkeyPatch)
     measure, cores = psutil.cpu_percent, len(os.sched_getaffinity(0))
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval, percpu: measure(interval / 4, percpu))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    words = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    spinning = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(cores)]
     try:
+        assert all(process.stdout and process.stdout.readline() for process in spinning)  # once they spin
         said = set_threads()
         assert f"1 of {cores} cores are free: taking 1 thread " in said if cores > 1 else said == ""
         assert os.environ.get("OMP_NUM_THREADS", "1") == "1"
     finally:
         for process in spinning:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def test_threads_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:

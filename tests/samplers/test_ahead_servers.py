@@ -78,18 +78,22 @@ def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
     """SIGSTOP while a batch is drawn: the other one draws what is missing, the same responses."""
     sampler = fleet.sampler(silence=4.0)
     fleet.sync(sampler, 1)
-    whole = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=3))
     hung = fleet.servers[1]
     try:
-        begin_batch(sampler, fleet, 3, PARAMS)
-        hung.send(signal.SIGSTOP)  # at once: soon it would have nothing left to do
-        assert same(sampler.take(3, lambda *_: None), whole)
+        for step in range(3, 13):  # where it has sent all of its groups before it hangs, it costs nothing
+            whole = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=step))
+            begin_batch(sampler, fleet, step, PARAMS)
+            hung.send(signal.SIGSTOP)
+            assert same(sampler.take(step, lambda *_: None), whole)
+            if len(sampler.fleet.rooms) == 1:
+                break
+            hung.send(signal.SIGCONT)
         assert list(sampler.fleet.rooms) == [fleet.servers[0].url], fleet.notes
     finally:
         hung.send(signal.SIGCONT)
     fleet.sync(sampler, 2)
-    begin_batch(sampler, fleet, 4, PARAMS)
-    assert len(sampler.take(4, lambda *_: None)) == 8
+    begin_batch(sampler, fleet, 13, PARAMS)
+    assert len(sampler.take(13, lambda *_: None)) == 8
     assert len(sampler.fleet.rooms) == 2, fleet.notes
     sampler.close()
 
@@ -166,11 +170,12 @@ def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None
 def test_where_all_servers_hang_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:
     sampler = fleet.sampler(silence=2.0, timeout=1.0)
     fleet.sync(sampler, 1)
-    begin_batch(sampler, fleet, 2, PARAMS)
-    wait_for(sampler, 2, 1)
-    for server in fleet.servers:
-        server.send(signal.SIGSTOP)
+    first, second = fleet.servers
     try:
+        second.send(signal.SIGSTOP)  # so that something is missing, whatever the first has drawn until it hangs too
+        begin_batch(sampler, fleet, 2, PARAMS)
+        wait_for(sampler, 2, 1)
+        first.send(signal.SIGSTOP)
         with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
             sampler.take(2, lambda *_: None)
         assert 1 <= 8 - sampler.sampled(2).count(None) < 8  # what is done can be stored

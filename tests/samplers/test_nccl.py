@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from vlm_rl.samplers.remote import push
 from vlm_rl.samplers.remote.client import ServerError
 from vlm_rl.samplers.remote.push import NcclLink, _both
 
@@ -27,9 +29,11 @@ class Communicator:
 
     hangs_in = ""
     last: Communicator
+    begun = threading.Event()
 
     def __init__(self, group: Any, device: Any) -> None:
         Communicator.last = self
+        self.begun.set()
         self.sent: list[bytes] = []
         self.aborted, self.aborts, self.disabled = threading.Event(), 0, False
         if self.hangs_in == "connecting":
@@ -53,6 +57,14 @@ class Communicator:
             self.aborted.wait()
 
 
+class LimitedOnceBegun(Future[None]):
+    """Its limit of time begins with the communicator: until then the machine is slow, not the server."""
+
+    def result(self, timeout: float | None = None) -> None:
+        assert Communicator.begun.wait(60)
+        return super().result(timeout)
+
+
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> NcclLink:
     """Return a link that has not joined, on streams of a CPU."""
@@ -62,8 +74,9 @@ def link(monkeypatch: pytest.MonkeyPatch) -> NcclLink:
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: stream)
     monkeypatch.setattr(Communicator, "hangs_in", "")
+    monkeypatch.setattr(Communicator, "begun", threading.Event())
     monkeypatch.setattr(pynccl, "PyNcclCommunicator", Communicator)
-    return NcclLink("127.0.0.1", SECONDS, workers=1)
+    return NcclLink("127.0.0.1", 60.0, workers=1)  # a busy machine is slow, and hangs nowhere
 
 
 def join(link: NcclLink) -> None:
@@ -106,17 +119,21 @@ def test_a_tensor_is_sent_whole_and_in_order(link: NcclLink) -> None:
 def test_a_server_that_hangs_costs_its_time_only(link: NcclLink, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Its communicator is aborted, once there is one."""
     monkeypatch.setattr(Communicator, "hangs_in", place)
+    monkeypatch.setattr(push, "Future", LimitedOnceBegun)
     if place in ("connecting", "the first sum"):
+        link._seconds = SECONDS
         assert_silent(lambda: join(link))
     else:
         join(link)
+        link._seconds = SECONDS
         assert_silent(lambda: link.send(torch.ones(3)))
         with pytest.raises(RuntimeError, match="aborted"):
             link.send(torch.ones(3))
     assert Communicator.last.aborts == (place != "connecting")
 
 
-def test_a_server_that_does_not_come_costs_its_time_only(link: NcclLink, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("link")
+def test_a_server_that_does_not_come_costs_its_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is the door closed twice: its number may be that of another thread's file by then."""
     closed_again: list[int] = []
 
@@ -126,6 +143,7 @@ def test_a_server_that_does_not_come_costs_its_time_only(link: NcclLink, monkeyp
         except OSError:
             closed_again.append(number)
 
+    link = NcclLink("127.0.0.1", SECONDS, workers=1)
     monkeypatch.setattr(socket, "close", close)
     before = {*threading.enumerate()}  # those of other tests that hang for good
     assert_silent(link.join, "silent|[Tt]imed out")
@@ -149,7 +167,6 @@ def test_without_nccl_nothing_is_taken_for_sent(link: NcclLink, monkeypatch: pyt
 def test_a_server_that_answers_with_an_error_is_not_waited_for(
     link: NcclLink, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr(link, "_seconds", 60.0)
     join(link)
     monkeypatch.setattr(Communicator, "hangs_in", place)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import children_of
 from vlm_rl.errors import UserError
-from vlm_rl.sandbox import probe
+from vlm_rl.sandbox import probe, programs
 from vlm_rl.sandbox.interpreter import interpreter_files
 from vlm_rl.sandbox.program import Program, ProgramLimits
 from vlm_rl.sandbox.programs import Sandbox, SandboxError
@@ -96,10 +97,31 @@ def test_closing_ends_a_program_that_runs() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.3)
+    (launcher,) = sandbox._launchers
+    while not children_of(launcher._process.pid):  # until it runs
+        time.sleep(0.01)
     sandbox.close()
     thread.join(timeout=30)
     assert ends == ["ended"]
+
+
+def test_closing_ends_a_launcher_that_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[programs._Launcher] = []
+
+    class Begins(programs._Launcher):
+        def __init__(self) -> None:
+            super().__init__()
+            begun.append(self)
+            sandbox.close()
+
+    sandbox = Sandbox(workers=1)
+    sandbox.check()
+    (idle,) = sandbox._launchers
+    idle.close()  # the next program needs a new one
+    monkeypatch.setattr(programs, "_Launcher", Begins)
+    with pytest.raises(SandboxError, match="closed"):
+        sandbox.run(Program("print(1)"))
+    assert [launcher._process.poll() for launcher in begun] == [-signal.SIGKILL]
 
 
 def test_a_wall_that_does_not_hold_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class OwnEnvironments:
             workers: processes.
         """
         self.path, self.options, self.timeout = path, dict(options), timeout
-        self._pools = [_pool() for _ in range(workers)]
+        imported: list[str] = []  # what later processes begin with
+        self._pools = [_pool(imported) for _ in range(workers)]
         asked = self._pools[0].schedule(own_worker.describe, args=[path, self.options], timeout=_START_SECONDS)
         try:
             self.instructions: str = asked.result()
@@ -40,6 +41,7 @@ class OwnEnvironments:
             self.close()
             step = where_to_look(path, str(error))
             raise UserError(f"environment.name is {path!r}, and cannot be used: {error}{step}") from None
+        imported.append(path)
 
     def open(self, number: int, key: str, start: str) -> OwnEnvironment:
         """Return the environment of one episode.
@@ -106,6 +108,6 @@ class OwnEnvironment:
         return answer
 
 
-def _pool() -> ProcessPool:
+def _pool(imported: list[str]) -> ProcessPool:
     context: Any = multiprocessing.get_context("spawn")
-    return ProcessPool(1, initializer=own_worker.limit, initargs=[[*sys.path]], context=context)
+    return ProcessPool(1, initializer=own_worker.begin, initargs=[[*sys.path], imported], context=context)

@@ -12,6 +12,7 @@ import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,19 @@ def limit(path: Sequence[str], memory: int = MEMORY) -> None:
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + memory, held + memory))
+
+
+def begin(path: Sequence[str], imported: Sequence[str]) -> None:
+    """Prepare a process for its first task, whose time does not begin before this ends.
+
+    Args:
+        path: of imports.
+        imported: classes that an earlier process could import.
+    """
+    limit(path)
+    for name in imported:
+        with suppress(BaseException):  # the task will meet it again
+            load(name)
 
 
 def load(path: str) -> type:

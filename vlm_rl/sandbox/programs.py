@@ -97,11 +97,13 @@ class Sandbox:
         try:
             fault = ""
             for _ in range(2):
-                if self._is_closed:
-                    raise SandboxError("the sandbox is closed")
-                if launcher is None:
+                if launcher is None and not self._is_closed:
                     launcher = _Launcher()
                     self._launchers.add(launcher)
+                if launcher is None or self._is_closed:
+                    if launcher is not None:  # which `close` does not know if it began meanwhile
+                        launcher.close()
+                    raise SandboxError("the sandbox is closed")
                 try:
                     return launcher.run(program)
                 except (OSError, ValueError, SandboxError) as error:
