@@ -112,7 +112,8 @@ class Fleet:
     @contextmanager
     def pushing(self) -> Iterator[None]:
         """Expect servers to hold any weights while this lasts. All ranks enter it before a push begins."""
-        self.changes, self.is_pushing = self.changes + 1, True
+        self.is_pushing = True  # first: a thread that looks between the two sees a change after it
+        self.changes += 1
         try:
             yield
         finally:
