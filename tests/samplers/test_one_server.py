@@ -22,7 +22,7 @@ from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.samplers.remote import push as server_push
-from vlm_rl.samplers.remote.client import connected
+from vlm_rl.samplers.remote.client import ask, connected
 from vlm_rl.samplers.remote.push import GlooLink, NcclLink
 from vlm_rl.types import Problem, Rollout
 
@@ -176,6 +176,25 @@ def test_stale_weights_are_refused(fleet: Fleet) -> None:
     groups = sampler.generate(SampleRequest(fleet.prompts[:2], PARAMS, seed=1, step=2))
     assert "the weights old" in fleet.notes[0] or "'weight_version': 'old'" in fleet.notes[0], fleet.notes
     assert_of_the_learner(fleet, groups)  # the server had got its weights again
+
+
+def test_a_server_that_a_push_left_paused_gets_no_work(fleet: Fleet) -> None:
+    """It holds the weights, as its label says, and would let requests wait for ever."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 30)
+
+    async def post(path: str) -> None:
+        async with connected(fleet.servers[0].url, sampler.fleet.token) as client:
+            await ask(client, path, seconds=10)
+
+    asyncio.run(post("/pause?mode=keep&clear_cache=false"))
+    try:
+        assert not sampler.fleet.look_around(holding=sampler.fleet.label)
+        assert any("its last push did not end" in note for note in fleet.notes), fleet.notes
+        assert sampler.fleet.look_around(), "a push ends the pause"
+    finally:
+        asyncio.run(post("/resume"))
+    assert sampler.fleet.look_around(holding=sampler.fleet.label)
 
 
 class HangingGroup:

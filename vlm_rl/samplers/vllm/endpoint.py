@@ -93,6 +93,7 @@ async def _info(engine: Any) -> dict[str, Any]:
         "vllm": vllm.__version__,
         "instance": _INSTANCE,
         "weight_version": await engine.get_weight_version(),
+        "is_paused": await engine.is_paused(),
     }
 
 
