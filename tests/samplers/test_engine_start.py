@@ -284,6 +284,37 @@ def test_a_key_that_vllm_alone_reads_is_named_where_the_folder_omits_it(
     assert "in models of type 'glm4v_moe_text': write the value there" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_batched_tokens": 0}, "vLLM refuses rollout.vllm.max_num_batched_tokens=0: "),
+        ({"kv_cache_dtype": "fp9", "block_size": 32}, "vLLM refuses rollout.vllm.kv_cache_dtype='fp9': "),
+        ({"compilation_config": {"mode": 17}}, "vLLM refuses rollout.vllm.compilation_config={'mode': 17}: "),
+        ({"enforce_eager": "maybe"}, "vLLM refuses rollout.vllm.enforce_eager='maybe': "),
+        ({"block_size": 7}, "with rollout.vllm.block_size=7: "),
+    ],
+)
+def test_an_option_that_vllm_refuses_is_named_with_its_value(
+    tiny_model: Path, options: dict[str, Any], words: str
+) -> None:
+    """By its own name, also where vLLM's configuration has the value under a different one."""
+    pytest.importorskip("vllm")
+    with pytest.raises(UserError) as caught:
+        VllmSampler(
+            EngineSettings(
+                model_path=str(tiny_model),
+                builder=PromptBuilder(tiny_model, template=TEMPLATES["plain"]),
+                max_model_len=256,
+                batch_size=1,
+                dtype=torch.float32,
+                vllm_options=options,
+            ),
+        )
+    said = str(caught.value)
+    assert words in said and "pydantic" not in said and "leave" in said
+    assert ("sampler" in said) == ("block_size" in words), "which those words do not name: the model may be the cause"
+
+
 @pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_server_names_it_too(family_model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ def test_a_server_rounds_too(tiny_model: Path, tmp_path: Path) -> None:
         server_options(parse_config(tree), host="127.0.0.1", port=1)
     tree["model"]["dtype"] = "bfloat16"
     _, flags, _ = server_options(parse_config(tree), host="127.0.0.1", port=1)
-    assert flags[flags.index("--quantization") + 1] == "online"
-    settings = json.loads(flags[flags.index("--quantization-config") + 1])
+    values = dict(flag.split("=", 1) for flag in flags if "=" in flag)
+    assert values["--quantization"] == "online"
+    settings = json.loads(values["--quantization-config"])
     assert settings == {"targets": {f"re:{fp8.FP8_LAYERS}": "fp8_per_channel"}}

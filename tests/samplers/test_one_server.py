@@ -22,7 +22,7 @@ from vlm_rl.data.turns import TurnWriter
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.samplers.remote import push as server_push
-from vlm_rl.samplers.remote.client import connected
+from vlm_rl.samplers.remote.client import ServerError, ask, connected
 from vlm_rl.samplers.remote.push import GlooLink, NcclLink
 from vlm_rl.types import Problem, Rollout
 
@@ -176,6 +176,60 @@ def test_stale_weights_are_refused(fleet: Fleet) -> None:
     groups = sampler.generate(SampleRequest(fleet.prompts[:2], PARAMS, seed=1, step=2))
     assert "the weights old" in fleet.notes[0] or "'weight_version': 'old'" in fleet.notes[0], fleet.notes
     assert_of_the_learner(fleet, groups)  # the server had got its weights again
+
+
+def test_a_server_that_a_push_left_paused_gets_no_work(fleet: Fleet) -> None:
+    """It holds the weights, as its label says, and would let requests wait for ever."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 30)
+
+    async def post(path: str) -> None:
+        async with connected(fleet.servers[0].url, sampler.fleet.token) as client:
+            await ask(client, path, seconds=10)
+
+    asyncio.run(post("/pause?mode=keep&clear_cache=false"))
+    try:
+        assert not sampler.fleet.look_around(holding=sampler.fleet.label)
+        assert any("its last push did not end" in note for note in fleet.notes), fleet.notes
+        assert sampler.fleet.look_around(), "a push ends the pause"
+    finally:
+        asyncio.run(post("/resume"))
+    assert sampler.fleet.look_around(holding=sampler.fleet.label)
+
+
+def test_a_request_of_wrong_types_ends_no_engine(fleet: Fleet) -> None:
+    """vLLM's engine reads requests in a thread, which ends at one that it cannot read."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 31)
+    body: dict[str, Any] = {
+        "ids": fleet.prompts[0].ids.tolist()[:5],
+        "images": [],
+        "videos": [],
+        "params": asdict(SamplingParams(temperature=1.0, max_tokens=3, responses=1)),
+        "seeds": [1],
+        "eos_ids": [0],
+        "banned_ids": [],
+        "responses": [[1, 2]],
+        "top_k": 1,
+    }
+
+    async def answers(path: str, **changes: Any) -> Any:
+        async with connected(fleet.servers[0].url, sampler.fleet.token) as client:
+            return await ask(client, f"/vlm_rl/{path}", body | changes, seconds=30)
+
+    for path, changes in (
+        ("generate", {"seeds": ["x"]}),
+        ("generate", {"seeds": [1.5]}),
+        ("generate", {"ids": [1.5]}),
+        ("generate", {"params": body["params"] | {"max_tokens": 2.5}}),
+        ("generate", {"images": [{"size": [3], "data": ""}]}),
+        ("score", {"responses": [[1.5]]}),
+        ("score", {"top_k": 1.5}),
+    ):
+        with pytest.raises(ServerError, match="HTTP 400"):
+            asyncio.run(answers(path, **changes))
+    assert len(asyncio.run(answers("generate"))["responses"]) == 1
+    assert len(asyncio.run(answers("score"))["scores"]) == 1
 
 
 class HangingGroup:

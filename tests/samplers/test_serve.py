@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,66 @@ def test_a_small_model_is_served_eagerly_on_a_gpu(config: Config, monkeypatch: p
     config = config.model_copy(update={"rollout": rollout})
     _, flags, environment = server_options(config, host="127.0.0.1", port=1)
     assert environment["VLLM_BATCH_INVARIANT"] == "1"
-    assert "--enforce-eager" in flags and "--kv-cache-memory-bytes" in flags
+    assert "--enforce-eager" in flags and any(flag.startswith("--kv-cache-memory-bytes=") for flag in flags)
     given = {"--dtype": "bfloat16", "--weight-transfer-config": '{"backend": "nccl"}', "--seed": str(config.seed)}
-    assert {name: flags[flags.index(name) + 1] for name in given} == given
+    assert {f"{name}={value}" for name, value in given.items()} <= {*flags}
     assert environment["TRITON_CACHE_DIR"] == "/data/vllm/triton_cache"
     assert not any("CPU" in name for name in environment)
+
+
+@pytest.fixture
+def parsed(tiny_model: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that gives vLLM's parser what `vlm-rl serve` starts it with, for this rollout.vllm."""
+    pytest.importorskip("vllm")
+    taken: list[Any] = []
+
+    def parse(name: str, **_: Any) -> None:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        taken.append(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))
+
+    def start(options: dict[str, Any]) -> Any:
+        model = config.model.model_copy(update={"path": str(tiny_model)})
+        rollout = config.rollout.model_copy(update={"vllm": options})
+        sound = config.model_copy(update={"model": model, "rollout": rollout})
+        serve(sound, host="127.0.0.1", port=1, only_print=False)
+        return taken.pop()
+
+    monkeypatch.setattr(runpy, "run_module", parse)
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [])
+    return start
+
+
+def test_a_server_gets_lists_and_options_without_a_value(parsed: Callable[[dict[str, Any]], Any]) -> None:
+    sizes, compilation = [1, 2, 4], {"mode": 0}
+    taken = parsed(
+        {
+            "cudagraph_capture_sizes": sizes,
+            "max_num_batched_tokens": None,
+            "compilation_config": compilation,
+            "enable_prefix_caching": False,
+        }
+    )
+    assert taken.cudagraph_capture_sizes == sizes and taken.max_num_batched_tokens is None
+    assert taken.compilation_config.mode == compilation["mode"] and taken.enable_prefix_caching is False
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_num_batched_toks": 3}, "rollout.vllm.max_num_batched_toks=3: unrecognized arguments"),
+        ({"max_num_batched_tokens": "many"}, "rollout.vllm.max_num_batched_tokens='many': argument"),
+        ({"block_size": 32, "enforce_eager": "maybe"}, "rollout.vllm.enforce_eager='maybe': argument"),
+    ],
+)
+def test_an_option_that_the_server_does_not_take_is_named(
+    parsed: Callable[[dict[str, Any]], Any], options: dict[str, Any], said: str
+) -> None:
+    """vLLM's parser would print all of its usage; a word behind a flag it took for the model's name."""
+    with pytest.raises(UserError, match=f"^vLLM refuses {said}.*; give a different value, or leave it out$"):
+        parsed(options)
 
 
 def test_the_command_is_printed_without_reading_the_weights(

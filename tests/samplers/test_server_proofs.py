@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from vlm_rl.samplers.fingerprint import StaleWeightsError
-from vlm_rl.samplers.remote import servers
+from vlm_rl.samplers.remote import sampling, servers
+from vlm_rl.samplers.remote.client import ServerError
+from vlm_rl.samplers.remote.sampling import Sampling
 from vlm_rl.samplers.remote.servers import ServerSampler, ServerSettings
 
 FIRST, SECOND = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
@@ -64,3 +67,29 @@ def test_servers_of_different_weights_are_named(sampler: ServerSampler, proofs: 
     proofs[SECOND]["checksum"] = 6
     with pytest.raises(StaleWeightsError, match=f"different weights after a sync: {FIRST}, {SECOND}; start them"):
         sampler.fingerprint({})
+
+
+def test_an_answer_given_during_a_push_and_read_after_it_says_nothing_against_its_server(
+    sampler: ServerSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the thread that samples is busy with a long reply while the push ends. Later the answer counts."""
+    fleet, looks = sampler.fleet, 0
+    push = fleet.pushing()
+
+    async def ask(client: Any, path: str, **_: Any) -> dict[str, str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            push.__exit__(None, None, None)
+        return {"weight_version": "in an update"}
+
+    async def no_sleep(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(sampling, "ask", ask)
+    monkeypatch.setattr(sampling.asyncio, "sleep", no_sleep)
+    push.__enter__()
+    watch = Sampling(fleet, sampler._builder, {}, size=1)._watch(None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ServerError, match=r"it holds the weights .*in an update"):
+        asyncio.run(watch)
+    assert looks == 2

@@ -112,7 +112,8 @@ class Fleet:
     @contextmanager
     def pushing(self) -> Iterator[None]:
         """Expect servers to hold any weights while this lasts. All ranks enter it before a push begins."""
-        self.changes, self.is_pushing = self.changes + 1, True
+        self.is_pushing = True  # first: a thread that looks between the two sees a change after it
+        self.changes += 1
         try:
             yield
         finally:
@@ -140,6 +141,8 @@ class Fleet:
                     raise ServerError(problem)
                 if holding not in (None, info["weight_version"]):
                     raise ServerError("it was started again, and has not got the weights")
+                if holding is not None and info["is_paused"]:
+                    raise ServerError("its last push did not end, and it samples nothing until the next")
                 if self.buffers is None:
                     async with connected(url, self.token) as client:
                         proof = await ask_proof(client, layout="", dtype="", seconds=self.settings.silence)

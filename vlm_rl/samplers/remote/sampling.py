@@ -186,10 +186,9 @@ class Sampling:
         """Look after a server while it samples. Raises ServerError once it is silent, or holds other weights."""
         fleet, silence = self._fleet, self._fleet.settings.silence
         while True:
-            before = fleet.changes
+            before, was_settled = fleet.changes, not fleet.is_pushing
             info = await ask(client, "/weight_info", seconds=silence, post=False)
             alive()
-            is_settled = before == fleet.changes and not fleet.is_pushing
-            if is_settled and info != {"weight_version": fleet.label}:
+            if was_settled and before == fleet.changes and info != {"weight_version": fleet.label}:
                 raise ServerError(f"it holds the weights {str(info)[:100]}, not {fleet.label}")
             await asyncio.sleep(min(5.0, silence / 4))

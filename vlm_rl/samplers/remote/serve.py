@@ -73,7 +73,8 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         print(note, flush=True)
     os.environ.update(environment)
     sys.argv = ["vlm-rl serve", "--model", model, *flags]
-    with refusals_of_a_server(model, instead="use a different model, or the transformers sampler"):
+    instead = "use a different model, or the transformers sampler"
+    with refusals_of_a_server(model, instead=instead, options=config.rollout.vllm):
         runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
 
 
@@ -126,13 +127,16 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return vLLM's flags. Options without a value have none: a flag says that with its default."""
     flags: list[str] = []
     for key, value in options.items():
         name = key.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+        elif isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:  # joined by "=": behind a flag that takes no value it would be the model's name
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags
 
 

@@ -20,6 +20,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import vllm
 from PIL import Image
 from starlette.responses import JSONResponse
@@ -93,6 +94,7 @@ async def _info(engine: Any) -> dict[str, Any]:
         "vllm": vllm.__version__,
         "instance": _INSTANCE,
         "weight_version": await engine.get_weight_version(),
+        "is_paused": await engine.is_paused(),
     }
 
 
@@ -128,11 +130,11 @@ async def _generate(engine: Any, body: bytes) -> JSONResponse:
         asked = read_object(body)
         media = _images(asked), _videos(asked)
         params = SamplingParams(**asked["params"])
-        prompt = prompt_request(asked["ids"], *media)
+        prompt = prompt_request(_ids(asked["ids"]), *media)
         tokens = {"eos_ids": asked["eos_ids"], "banned_ids": asked["banned_ids"]}
-        settings = [sampling_options(vllm, params, seed=seed, **tokens) for seed in asked["seeds"]]
+        settings = [_checked(sampling_options(vllm, params, seed=seed, **tokens)) for seed in asked["seeds"]]
         responses = await _gathered([response_of(engine, prompt, setting) for setting in settings])
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, LookupError, AssertionError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"[:500]}, 400)
     return JSONResponse({"responses": responses})
 
@@ -142,15 +144,31 @@ async def _score(engine: Any, body: bytes) -> JSONResponse:
     try:
         asked = read_object(body)
         media, k = (_images(asked), _videos(asked)), asked["top_k"]
-        setting = scoring_options(vllm, top_k=k)
+        setting = _checked(scoring_options(vllm, top_k=k))
+        prompts = [prompt_request(_ids([*asked["ids"], *ids]), *media) for ids in asked["responses"]]
         works = [
-            scores_of(engine, prompt_request([*asked["ids"], *ids], *media), setting, tokens=len(ids), top_k=k)
-            for ids in asked["responses"]
+            scores_of(engine, prompt, setting, tokens=len(ids), top_k=k)
+            for prompt, ids in zip(prompts, asked["responses"], strict=True)
         ]
         scores = await _gathered(works)
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, LookupError, AssertionError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"[:500]}, 400)
     return JSONResponse({"scores": scores})
+
+
+def _ids(given: Any) -> list[int]:
+    """Return token ids. Raises ValueError as `_checked` does."""
+    return msgspec.convert(given, list[int])
+
+
+def _checked(setting: vllm.SamplingParams) -> vllm.SamplingParams:
+    """Return vLLM's parameters. Raises ValueError for those that the engine's process cannot read.
+
+    vLLM checks few types in the front end. The engine's process would stop reading at such a request, and answer
+    nobody any more.
+    """
+    msgspec.msgpack.decode(msgspec.msgpack.encode(setting), type=vllm.SamplingParams)
+    return setting
 
 
 async def scores_of(engine: Any, prompt: Any, setting: Any, *, tokens: int, top_k: int) -> dict[str, Any]:

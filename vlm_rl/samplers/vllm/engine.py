@@ -125,7 +125,8 @@ class VllmSampler:
             print(note, flush=True)
         phase("vLLM starts")
         instead = "use the transformers sampler" if adapter is None else "set model.lora.sync=merged"
-        with _global_random_state_kept(), refusals_in_words(settings.model_path, instead=instead), starting(phase):
+        refusals = refusals_in_words(settings.model_path, instead=instead, options=settings.vllm_options)
+        with _global_random_state_kept(), refusals, starting(phase):
             self._llm = self._vllm.LLM(**options)
             if options.get("speculative_config") is not None:
                 start_numba()

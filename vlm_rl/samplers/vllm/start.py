@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
 from vlm_rl.devices import has_gpu
@@ -56,18 +59,26 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
+def refusals_in_words(
+    model_path: str, *, instead: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[None]:
     """Turn vLLM's refusals, and the keys that it misses in a config.json, into UserErrors.
 
     Args:
         model_path: the folder that it opens.
-        instead: what the user can do about a refusal.
+        instead: what the user can do about a refusal of the model.
+        options: rollout.vllm, any of which may be what it refuses.
     """
     try:
         yield
     except (ValueError, NotImplementedError) as error:  # for a model or an option that it does not support
-        reason = " ".join(str(error).split())
-        raise UserError(f"vLLM cannot run the model at {model_path}: {reason:.300}; {instead}") from error
+        reason, given = _reason(error), _shown(options)
+        if refused := _refused(error, reason, options):
+            raise UserError(_refusal(refused, reason)) from error
+        raise UserError(
+            f"vLLM cannot run the model at {model_path}{f' with {given}' if given else ''}: {reason:.300}; "
+            f"{'leave that out, or ' if given else ''}{instead}"
+        ) from error
     except AttributeError as error:
         # Of published folders that omit a key: vLLM's classes may read it where transformers' have no default.
         if not isinstance(error.obj, PreTrainedConfig):
@@ -80,16 +91,65 @@ def refusals_in_words(model_path: str, *, instead: str) -> Iterator[None]:
         ) from error
 
 
+def _reason(error: Exception) -> str:
+    """Return vLLM's words in one line; of pydantic's, the field and what it must be."""
+    words = str(error)
+    if isinstance(error, ValidationError):
+        words = ", ".join(f"{'.'.join(map(str, each['loc']))} {each['msg']}" for each in error.errors())
+    return " ".join(words.split())
+
+
+def _refused(error: Exception, reason: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options that vLLM's refusal names, by their keys or their values."""
+    inputs = [each["input"] for each in error.errors()] if isinstance(error, ValidationError) else []
+    words = set(re.findall(r"\w+", reason.replace("-", "_").replace("__", " ")))  # of flags too
+    return {key: value for key, value in options.items() if key in words} or {
+        key: value
+        for key, value in options.items()
+        if any(leaf in inputs or (isinstance(leaf, str) and repr(leaf) in reason) for leaf in _leaves(value))
+    }
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield a value, or those inside of it, with the keys that lead there."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _refusal(options: Mapping[str, Any], reason: str) -> str:
+    """Return the message for options that vLLM does not know, or does not take with these values."""
+    return f"vLLM refuses {_shown(options)}: {reason:.300}; give a different value, or leave it out"
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    """Return the options as a user may write them."""
+    return ", ".join(f"rollout.vllm.{key}={value!r}" for key, value in options.items())
+
+
 @contextmanager
-def refusals_of_a_server(model_path: str, *, instead: str) -> Iterator[None]:
+def refusals_of_a_server(model_path: str, *, instead: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Let the server that this process becomes end as refusals_in_words says, also for what its workers cannot load.
 
     These are other processes, of which vLLM tells this one only that they failed. They leave their message in a file.
+    What the parser of vLLM's command refuses can only be of `options`: it would print a thousand lines of usage.
     """
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    def refuse(self: FlexibleArgumentParser, message: str) -> NoReturn:
+        if not options:
+            exit_with_usage(self, message)
+        fault = ValueError(message)
+        raise UserError(_refusal(_refused(fault, _reason(fault), options) or options, _reason(fault)))
+
+    exit_with_usage, FlexibleArgumentParser.error = FlexibleArgumentParser.error, refuse
     file = Path(tempfile.gettempdir(), f"vlm-rl-refusal-{uuid4().hex}")
     os.environ[_REFUSAL] = json.dumps([str(file), model_path, instead])
     try:
-        with refusals_in_words(model_path, instead=instead):
+        with refusals_in_words(model_path, instead=instead, options=options):
             yield
     except RuntimeError as error:
         if not file.is_file():
@@ -97,6 +157,7 @@ def refusals_of_a_server(model_path: str, *, instead: str) -> Iterator[None]:
         raise UserError(file.read_text(encoding="utf-8")) from error
     finally:
         file.unlink(missing_ok=True)
+        FlexibleArgumentParser.error = exit_with_usage
 
 
 def leave_refusals() -> None:
