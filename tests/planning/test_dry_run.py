@@ -700,6 +700,15 @@ def test_auto_recomputes_no_more_than_the_card_asks_for() -> None:
     assert plans["auto"].memory == plans["true"].memory  # of an unknown card
 
 
+def test_fine_tuning_with_held_out_responses_is_planned_as_without(tmp_path: Path) -> None:
+    """A training run must say eval.every where data.eval names sets; a fine-tuning has a default for it."""
+    plain, measured = (
+        dry_run(load_sft_config(SFT_7B, [f"out={tmp_path}", f"data.eval={sets}"]), num_ranks=8, on_gpu=True)
+        for sets in ("[]", "[data/held-out]")
+    )
+    assert measured.memory == plain.memory and measured.disk_room == plain.disk_room
+
+
 def test_weights_that_are_here_are_planned_for_this_machine(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
