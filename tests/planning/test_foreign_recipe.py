@@ -15,7 +15,8 @@ from tests.helpers.images import plain_png
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import Config, load_config
-from vlm_rl.planning.foreign_files import read_foreign
+from vlm_rl.planning.foreign_files import ForeignFile, read_foreign
+from vlm_rl.planning.foreign_rows import Conversion
 from vlm_rl.planning.foreign_values import convert
 from vlm_rl.types import Problem
 
@@ -257,6 +258,36 @@ def test_a_file_of_theirs_is_a_recipe_of_ours(
     capsys.readouterr()
     assert cli.main(["init", "--from", name, "--out", "ours.yaml"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def converted(trainer: str, settings: Mapping[str, Any]) -> Conversion:
+    return convert(ForeignFile(Path("file"), trainer, settings), rows=None, processes=None)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "own", "others"),
+    [
+        (
+            "verl",
+            {"actor_rollout_ref.model.path": "policy", "actor_rollout_ref.actor.optim.lr": 1e-6},
+            {"critic.model.path": "value", "critic.optim.lr": 1e-5, "reward_model.model.path": "judge"},
+        ),
+        (
+            "EasyR1",
+            {"worker.actor.model.model_path": "policy", "worker.actor.optim.lr": 1e-6},
+            {"worker.critic.model.model_path": "value", "worker.critic.optim.lr": 1e-5},
+        ),
+    ],
+)
+def test_what_is_said_of_a_critic_or_a_reward_model_is_not_the_policys(
+    trainer: str, own: dict[str, Any], others: dict[str, Any]
+) -> None:
+    conversion = converted(trainer, own | others)
+    assert (conversion.value("model.path", ""), conversion.value("train.lr", 0)) == ("policy", 1e-6)
+    for key, value in others.items():
+        assert any(line.startswith(f"{key}: {value}  (a ") for line in conversion.left), conversion.left
+    penalty = converted("verl", {"reward_model.overlong_buffer.len": 99, "reward_model.overlong_buffer.enable": True})
+    assert penalty.value("reward.overlong_buffer", 0) == 99
 
 
 COMPUTED = """\

@@ -9,6 +9,8 @@ What another trainer does by default and we do not (its clip, its betas) is a va
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.config.foreign_names import settings
@@ -81,6 +83,9 @@ def convert(file: ForeignFile, *, rows: int | None, processes: int | None) -> Co
         processes: of the run; None for what the file says, or 1.
     """
     conversion = Conversion(file.trainer)
+    others = {key: match[1] for key in file.settings if (match := _OF_ANOTHER_MODEL.search(key))}
+    conversion.left += [f"{key}: {shown(file.settings[key])}  ({_OTHERS[whose]})" for key, whose in others.items()]
+    file = replace(file, settings={key: value for key, value in file.settings.items() if key not in others})
     found, unknown = _found(file)
     count = processes or _processes(file)
     for setting in sorted(settings(), key=lambda setting: _ORDER.get(setting.ours, 0)):
@@ -131,6 +136,12 @@ def _found(file: ForeignFile) -> tuple[dict[int, dict[str, tuple[str, Any]]], di
                 found.setdefault(id(setting), {})[name] = (f"{name}, its default", default)
     return found, unknown
 
+
+_OTHERS = {
+    "critic": "a critic's, and there is none here",
+    "reward_model": "a reward model's: reward.reward_model, docs/rewards.md",
+}
+_OF_ANOTHER_MODEL = re.compile(rf"(?:^|\.)({'|'.join(_OTHERS)})\.(?!.*overlong_buffer)")  # verl has the penalty there
 
 _INSTEAD = {  # a default -> what stands in its place
     "eps_clip": ("eps_clip_low_high",),
