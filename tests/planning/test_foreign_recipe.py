@@ -290,6 +290,41 @@ def test_what_is_said_of_a_critic_or_a_reward_model_is_not_the_policys(
     assert penalty.value("reward.overlong_buffer", 0) == 99
 
 
+@pytest.mark.parametrize(
+    ("trainer", "settings", "ours", "left"),
+    [
+        # LoRA is what ms-swift trains where nothing is said, and TRL only with use_peft
+        ("ms-swift", {"lora_alpha": 64}, {"model.lora.rank": 8, "model.lora.alpha": 64}, ""),
+        ("ms-swift", {"train_type": "full", "lora_rank": 8}, {"model.lora.rank": None}, ""),
+        ("ms-swift", {"tuner_type": "full"}, {"model.lora.rank": None}, ""),
+        ("ms-swift", {"micro_batch_size": 4}, {"model.lora.rank": None}, "micro_batch_size: 4"),  # of Megatron
+        ("ms-swift", {"train_type": "adalora"}, {"model.lora.rank": None}, "train_type: adalora  (adapters here"),
+        ("TRL", {"lora_r": 32}, {"model.lora.rank": None}, "lora_r: 32  (without use_peft"),
+        ("TRL", {"lora_r": 32, "use_peft": False}, {"model.lora.rank": None}, "lora_r: 32  (without use_peft"),
+        ("TRL", {"use_peft": True}, {"model.lora.rank": 16}, ""),
+        ("verl", {"actor_rollout_ref.model.lora_rank": 0}, {"model.lora.rank": None}, ""),
+        # a switch without a coefficient takes the trainer's own, .001
+        ("verl", {"actor.use_kl_loss": True}, {"algorithm.kl_coef": 1e-3}, ""),
+        ("EasyR1", {"algorithm.use_kl_loss": True}, {"algorithm.kl_coef": 1e-3}, ""),
+        ("EasyR1", {}, {"algorithm.kl_coef": 0.0}, "kl_coef, its default: 0.001  (a penalty in the reward"),
+        ("EasyR1", {"algorithm.disable_kl": True}, {"algorithm.kl_coef": 0.0}, ""),
+        ("verl", {}, {"algorithm.kl_coef": 0.0}, ""),
+        (
+            "verl",
+            {"actor.kl_loss_coef": 0.01},
+            {"algorithm.kl_coef": 0.0},
+            "kl_loss_coef: 0.01  (without use_kl",
+        ),
+    ],
+)
+def test_what_a_switch_of_theirs_turns_on_or_off(
+    trainer: str, settings: dict[str, Any], ours: dict[str, Any], left: str
+) -> None:
+    conversion = converted(trainer, settings)
+    assert {key: conversion.value(key, None) for key in ours} == ours
+    assert any(left in line for line in conversion.left) if left else not conversion.left
+
+
 COMPUTED = """\
 gpus=4
 gpus=$((gpus * 2))

@@ -117,11 +117,18 @@ def _freeze(row: ForeignRow) -> None:
 
 
 def _lora_rank(row: ForeignRow) -> None:
-    is_lora = row.given.get("train_type", row.given.get("tuner_type")) == "lora" or row.given.get("use_peft") is True
+    """Put the rank where adapters are trained: TRL and ms-swift say that apart, verl and others by a rank."""
+    kind = row.given.get("tuner_type", row.given.get("train_type"))
     rank = row.number("lora.rank", "lora_rank", "lora_r")
-    if rank is not None and rank[1] > 0:
+    if row.out.trainer == "ms-swift" and kind not in ("lora", None):
+        for name in {"tuner_type", "train_type"} & row.given.keys() if kind != "full" else ():
+            row.leave(name, "adapters here are LoRA's")
+    elif row.out.trainer == "TRL" and row.given.get("use_peft") is not True:
+        if rank is not None:
+            row.leave(rank[0], "without use_peft: true the model itself is trained there")
+    elif rank is not None and rank[1] > 0:
         row.put(int(rank[1]), name=rank[0])
-    elif is_lora:
+    elif rank is None and row.out.trainer in ("TRL", "ms-swift"):
         row.put(8 if row.out.trainer == "ms-swift" else 16)
 
 
@@ -259,18 +266,22 @@ def _kl(row: ForeignRow) -> None:
     """KL in the loss only: a penalty in the reward has no counterpart."""
     coefficient = row.number("kl_coef", "kl_loss_coef", "beta", "init_kl_coef", "kl.init_coef")
     switches = [row.given[name] for name in ("use_kl_loss", "kl.use_loss") if name in row.given]
-    is_off = row.given.get("disable_kl") is True or (row.out.trainer != "TRL" and switches and not any(switches))
     needs_switch = row.out.trainer in ("EasyR1", "OpenRLHF", "verl")
-    if (coefficient is not None and coefficient[1] == 0) or is_off or (needs_switch and not switches):
-        row.put(0.0)
-        if coefficient is not None and coefficient[1] and needs_switch and row.given.get("disable_kl") is not True:
-            row.told.add(coefficient[0])  # said of a default too: the run has no KL at all
-            row.out.left.append(
-                f"{row.keys[coefficient[0]]}: {shown(coefficient[1])}  (a penalty in the reward, not converted; "
-                "algorithm.kl_coef is a term of the loss, 0 here)"
-            )
-    elif coefficient is not None:
+    is_off = row.given.get("disable_kl") is True or (needs_switch and not any(switches))
+    if coefficient is not None and not is_off:
         row.put(float(coefficient[1]), name=coefficient[0])
+        return
+    row.put(0.0)
+    if coefficient is None or not coefficient[1] or row.given.get("disable_kl") is True:
+        return
+    if row.out.trainer == "verl":
+        row.leave(coefficient[0], "without use_kl_loss: true there is no KL term there")
+        return
+    row.told.add(coefficient[0])  # said of a default too: the run has no KL at all
+    row.out.left.append(
+        f"{row.keys[coefficient[0]]}: {shown(coefficient[1])}  (a penalty in the reward, not converted; "
+        "algorithm.kl_coef is a term of the loss, 0 here)"
+    )
 
 
 def _function(row: ForeignRow) -> None:

@@ -25,6 +25,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "clip_ratio_low": 0.2,
         "clip_ratio_high": 0.3,
         "clip_ratio_dual": 3.0,
+        "kl_coef": 1e-3,
         "optim.betas": [0.9, 0.999],
         "optim.weight_decay": 0.01,
     },
@@ -35,6 +36,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "optim.betas": [0.9, 0.999],
         "optim.weight_decay": 0.01,
         "use_kl_loss": False,
+        "kl_loss_coef": 1e-3,
     },
     "TRL": {
         "loss_type": "dapo",
@@ -68,6 +70,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "adam_beta2": 0.95,
         "weight_decay": 0.1,
         "beta": 0.04,
+        "train_type": "lora",
         "freeze_vit": True,
         "freeze_aligner": True,
     },
@@ -131,7 +134,7 @@ def _found(file: ForeignFile) -> tuple[dict[int, dict[str, tuple[str, Any]]], di
             continue  # it is said, so that a default would be another value
         for name in setting.names[file.trainer]:
             default = _DEFAULTS[file.trainer].get(name)
-            alone = not any(other in mine for other in _INSTEAD.get(name, ()))
+            alone = not any(other in mine or other in file.settings for other in _INSTEAD.get(name, ()))
             if default is not None and name not in mine and alone:
                 found.setdefault(id(setting), {})[name] = (f"{name}, its default", default)
     return found, unknown
@@ -152,7 +155,7 @@ _INSTEAD = {  # a default -> what stands in its place
     "init_kl_coef": ("kl.init_coef",),
     "lr_scheduler": ("actor.lr_scheduler",),
     "lr_warmup_ratio": ("actor.lr_warmup_ratio",),
-    "per_device_train_batch_size": ("generation_batch_size",),
+    "train_type": ("tuner_type", "micro_batch_size", "global_batch_size"),  # Megatron's trains the model itself
 }
 _COLUMNS = {  # settings that name a column of the data -> the option of vlm-rl prepare
     "prompt_key": "question",
