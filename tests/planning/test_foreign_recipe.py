@@ -325,6 +325,59 @@ def test_what_a_switch_of_theirs_turns_on_or_off(
     assert any(left in line for line in conversion.left) if left else not conversion.left
 
 
+TWO_UPDATES = {"num_generations": 8, "per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 200}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "ours", "left"),
+    [
+        # of 8 prompts each, two for each 16 prompts that are sampled: 100 rollout steps
+        ("TRL", TWO_UPDATES | {"save_steps": 50}, {"train.steps": 100, "checkpoint.every": 25}, ""),
+        ("TRL", TWO_UPDATES | {"eval_steps": 1, "save_steps": 3}, {"eval.every": 1, "checkpoint.every": 1}, ""),
+        ("TRL", TWO_UPDATES | {"save_steps": 0.1}, {"checkpoint.every": None}, "save_steps: 0.1  (a share"),
+        ("verl", {"trainer.save_freq": 50}, {"checkpoint.every": 50}, ""),
+        # 0 is transformers' own number of warm-up steps, beside which the ratio counts; of verl it is none
+        ("TRL", TWO_UPDATES | {"warmup_steps": 0, "warmup_ratio": 0.1}, {"train.warmup_steps": 20}, ""),
+        ("TRL", TWO_UPDATES | {"warmup_steps": 0.05}, {"train.warmup_steps": 10}, ""),
+        ("TRL", TWO_UPDATES | {"warmup_steps": 7, "warmup_ratio": 0.1}, {"train.warmup_steps": 7}, ""),
+        (
+            "verl",
+            {"trainer.total_training_steps": 50, "optim.lr_warmup_steps": 0, "optim.lr_warmup_steps_ratio": 0.1},
+            {"train.warmup_rollout_steps": 0},
+            "",
+        ),
+        (
+            "verl",
+            {"trainer.total_training_steps": 50, "optim.lr_warmup_steps": -1, "optim.lr_warmup_steps_ratio": 0.1},
+            {"train.warmup_rollout_steps": 5},
+            "",
+        ),
+        # a device of ms-swift has one response where nothing is said: 1 x 8 x 16 are 16 prompts of 8
+        (
+            "ms-swift",
+            {"gradient_accumulation_steps": 8, "NPROC_PER_NODE": 16, "train_type": "full"},
+            {"rollout.prompts_per_step": 16, "train.mini_batch_prompts": 16, "train.lr": 1e-5},
+            "",
+        ),
+        ("ms-swift", {"train_type": "lora"}, {"train.lr": 1e-4}, ""),
+        ("ms-swift", {"train_type": "lora", "learning_rate": 3e-6}, {"train.lr": 3e-6}, ""),
+        # rows of verl's ranks that share one are as long together
+        (
+            "verl",
+            {"actor.ppo_max_token_len_per_gpu": 9000, "actor.ulysses_sequence_parallel_size": 2},
+            {"train.micro_batch_tokens": 18_000},
+            "",
+        ),
+    ],
+)
+def test_what_they_count_in_other_units(
+    trainer: str, settings: dict[str, Any], ours: dict[str, Any], left: str
+) -> None:
+    conversion = converted(trainer, settings)
+    assert {key: conversion.value(key, None) for key in ours} == pytest.approx(ours)
+    assert not left or any(left in line for line in conversion.left), conversion.left
+
+
 COMPUTED = """\
 gpus=4
 gpus=$((gpus * 2))

@@ -70,6 +70,17 @@ def shown(value: Any) -> str:
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
+def _counts_updates(row: ForeignRow) -> bool:
+    """Tell whether the trainer counts its steps in optimizer steps."""
+    return row.out.trainer in ("TRL", "ms-swift")
+
+
+def _updates(row: ForeignRow) -> int:
+    """Return the optimizer steps of a rollout step."""
+    prompts, mini = (row.out.value(key, 1) for key in ("rollout.prompts_per_step", "train.mini_batch_prompts"))
+    return max(1, -(-prompts // mini))
+
+
 # -- one function for each row that is more than the same value ------------------------------------------
 
 
@@ -342,7 +353,10 @@ def _mini_batch(row: ForeignRow) -> None:
     if found is not None:
         row.put(max(1, int(found[1]) // group), name=found[0])
         return
-    device = row.number("per_device_train_batch_size") or ("", 8)
+    if (device := row.number("per_device_train_batch_size")) is None:
+        for name in row.given:
+            row.leave(name, "without a number of per_device_train_batch_size these are no prompts")
+        return
     accumulated = row.number("gradient_accumulation_steps") or ("", 1)
     prompts = max(1, int(device[1] * accumulated[1]) * row.processes // group)
     row.put(prompts)
@@ -355,8 +369,8 @@ def _mini_batch(row: ForeignRow) -> None:
 
 def _micro_batch(row: ForeignRow) -> None:
     found = row.number("ppo_max_token_len_per_gpu", "train_max_tokens_per_gpu", "train.max_tokens_per_gpu")
-    if found is not None:
-        row.put(int(found[1]), name=found[0])
+    if found is not None:  # verl's are those of a rank, ours those of a row that ranks may share
+        row.put(int(found[1]) * row.out.value("train.sequence_parallel", 1), name=found[0])
     for name in row.given:
         if found is None or name != found[0]:
             row.leave(name, "rows of train.micro_batch_tokens tokens")
@@ -380,16 +394,17 @@ def _offload(row: ForeignRow) -> None:
             row.leave(name, "the engine sleeps during the update; the weights stay on the card")
 
 
+def _lr(row: ForeignRow) -> None:
+    found = row.number(*row.given)
+    if found is not None:
+        of_adapters = "default" in row.keys[found[0]] and "model.lora.rank" in row.out.values
+        row.put(10 * found[1] if of_adapters else float(found[1]), name=found[0])  # ms-swift's alone is written out
+
+
 def _steps(row: ForeignRow) -> None:
     found = row.number("max_steps", "total_training_steps")
     if found is not None and found[1] > 0:
-        updates = 1
-        if row.out.trainer in ("TRL", "ms-swift"):  # they count updates
-            prompts, mini = (
-                row.out.value(key, 1) for key in ("rollout.prompts_per_step", "train.mini_batch_prompts")
-            )
-            updates = max(1, -(-prompts // mini))
-        row.put(max(1, int(found[1]) // updates), name=found[0])
+        row.put(max(1, int(found[1]) // (_updates(row) if _counts_updates(row) else 1)), name=found[0])
         return
     passes = row.number("total_epochs", "total_episodes", "num_train_epochs", "num_episodes", "train.num_episodes")
     if passes is None:
@@ -408,17 +423,18 @@ def _steps(row: ForeignRow) -> None:
 
 def _warmup(row: ForeignRow) -> None:
     steps = row.number("lr_warmup_steps", "warmup_steps")
-    if steps is not None and steps[1] >= 0:
+    share = row.number("lr_warmup_ratio", "lr_warmup_steps_ratio", "warmup_ratio", "actor.lr_warmup_ratio")
+    if steps is not None and 0 < steps[1] < 1:  # a share too, of transformers 5
+        steps, share = None, steps
+    if steps is not None and steps[1] >= _counts_updates(row):  # 0 of these says nothing, and the share counts
         row.put(int(steps[1]), name=steps[0])
         return
-    share = row.number("lr_warmup_ratio", "lr_warmup_steps_ratio", "warmup_ratio", "actor.lr_warmup_ratio")
     if share is None or share[1] == 0:
         return
     if "train.steps" not in row.out.values:
         row.leave(share[0], f"{row.setting.ours} is this share of the steps")
         return
-    prompts, mini = (row.out.value(key, 1) for key in ("rollout.prompts_per_step", "train.mini_batch_prompts"))
-    updates = 1 if "rollout" in row.setting.ours else max(1, -(-prompts // mini))
+    updates = 1 if "rollout" in row.setting.ours else _updates(row)
     row.put(int(share[1] * row.out.value("train.steps", 0) * updates), name=share[0])
 
 
@@ -471,8 +487,10 @@ def _every(row: ForeignRow) -> None:
     found = row.number(*row.given)
     if found is None:
         return
-    if found[1] > 0:
-        row.put(int(found[1]), name=found[0])
+    if 0 < found[1] < 1:
+        row.leave(found[0], f"a share of the steps; {row.setting.ours} is a number of rollout steps")
+    elif found[1] > 0:
+        row.put(max(1, int(found[1]) // (_updates(row) if _counts_updates(row) else 1)), name=found[0])
     elif row.setting.ours == "eval.every":
         row.put(0, name=found[0])
 
@@ -548,7 +566,7 @@ CONVERTERS: dict[str, Callable[[ForeignRow], None]] = {
     "train.steps": _steps,
     "train.mini_batch_prompts": _mini_batch,
     "train.micro_batch_tokens": _micro_batch,
-    "train.lr": _float,
+    "train.lr": _lr,
     "train.warmup_steps": _warmup,
     "train.warmup_rollout_steps": _warmup,
     "train.schedule": _schedule,

@@ -65,6 +65,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_generations": 8,
         "max_completion_length": 512,
         "temperature": 0.9,
+        "per_device_train_batch_size": 1,
+        "learning_rate": 1e-5,  # ten times that of adapters
         "lr_scheduler_type": "cosine",
         "adam_beta1": 0.9,
         "adam_beta2": 0.95,
@@ -169,6 +171,7 @@ _ORDER = {  # rows that need what others give: after these
     "rollout.prompts_per_step": -2,
     "rollout.max_tokens": -2,
     "train.mini_batch_prompts": -1,
+    "train.sequence_parallel": -1,
     "data.train": -3,
     "model.freeze": 1,
     "train.steps": 1,
