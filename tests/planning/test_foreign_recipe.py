@@ -325,6 +325,42 @@ def test_what_a_switch_of_theirs_turns_on_or_off(
     assert any(left in line for line in conversion.left) if left else not conversion.left
 
 
+CLIPS = ("algorithm.clip_low", "algorithm.clip_high")
+CISPO = {"loss_type": "cispo"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "ours", "left"),
+    [
+        # dr_grpo of TRL and ms-swift sums otherwise, and scales by the group's deviation unless they say no
+        ("TRL", {"loss_type": "dr_grpo"}, {"algorithm.advantage": "group_norm"}, ""),
+        ("TRL", {"loss_type": "dr_grpo", "scale_rewards": True}, {"algorithm.advantage": "group_norm"}, ""),
+        ("TRL", {"loss_type": "dr_grpo", "scale_rewards": False}, {"algorithm.advantage": "group_center"}, ""),
+        ("ms-swift", {"loss_type": "dr_grpo"}, {"algorithm.advantage": "group_norm"}, ""),
+        ("ms-swift", {"advantage_estimator": "rloo"}, {"algorithm.advantage": "leave_one_out"}, ""),
+        ("TRL", {"scale_rewards": "mean"}, {"algorithm.advantage": None}, "scale_rewards: mean  (the scale is"),
+        ("OpenRLHF", {"algo.advantage.no_std_norm": True}, {"algorithm.advantage": "group_center"}, ""),
+        ("OpenRLHF", {"algo.advantage.no_std_norm": False}, {"algorithm.advantage": None}, ""),
+        ("OpenRLHF", {"advantage_estimator": "dr_grpo"}, {"algorithm.aggregation": "token"}, ""),
+        # EasyR1's older files have one number, beside which its later defaults say nothing
+        ("EasyR1", {"worker.actor.clip_ratio": 0.1}, dict.fromkeys(CLIPS, 0.1), ""),
+        ("EasyR1", {}, dict(zip(CLIPS, (0.2, 0.3), strict=True)), ""),
+        # what TRL and ms-swift cut a weight of cispo off at is 5 itself, and 1 + 4 here; there is no least one
+        ("TRL", CISPO | {"epsilon_high": 5.0}, {CLIPS[0]: None, CLIPS[1]: 4.0}, ""),
+        ("ms-swift", CISPO | {"epsilon": 0.2}, dict.fromkeys(CLIPS), "epsilon: 0.2  (a weight of cispo has no least"),
+        ("TRL", CISPO | {"epsilon_high": 0.28}, dict.fromkeys(CLIPS), "epsilon_high: 0.28  (the largest weight"),
+        ("EasyR1", CISPO | {"clip_ratio_high": 0.28}, {CLIPS[1]: 0.28}, ""),
+        ("OpenRLHF", {"vllm_is_truncated_threshold": [0.5, 5]}, {}, "threshold: [0.5, 5]  (one number here)"),
+    ],
+)
+def test_a_rule_of_theirs_is_computed_as_there(
+    trainer: str, settings: dict[str, Any], ours: dict[str, Any], left: str
+) -> None:
+    conversion = converted(trainer, settings)
+    assert {key: conversion.value(key, None) for key in ours} == ours
+    assert not left or any(left in line for line in conversion.left), conversion.left
+
+
 TWO_UPDATES = {"num_generations": 8, "per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 200}
 
 

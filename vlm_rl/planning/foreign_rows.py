@@ -95,6 +95,10 @@ def plain(row: ForeignRow) -> None:
 def _float(row: ForeignRow) -> None:
     if (found := row.number(*row.given)) is not None:
         row.put(float(found[1]), name=found[0])
+        return
+    for name, value in row.given.items():
+        if isinstance(value, list):
+            row.leave(name, "one number here")
 
 
 def _bool(row: ForeignRow) -> None:
@@ -210,22 +214,27 @@ def _algorithm(row: ForeignRow) -> None:
         return
     row.put(name or "grpo")
     is_token_mean = loss in ("bnpo", "dapo") and row.out.trainer in ("TRL", "ms-swift")
-    if is_token_mean or (row.out.trainer == "OpenRLHF" and name in ("", "grpo")):  # its mean is over tokens
+    if is_token_mean or (
+        row.out.trainer == "OpenRLHF" and name in ("", "grpo", "dr_grpo")
+    ):  # its mean is over tokens
         row.put("token", "algorithm.aggregation")
 
 
 def _advantage(row: ForeignRow) -> None:
     for name, value in row.given.items():
-        centred = value in (False, "none", "False") if name != "no_advantage_std_norm" else value is True
-        if name == "advantage_estimator":
-            if value == "rloo":
-                row.put("leave_one_out", name=name)
-            elif value != "grpo":
-                row.leave(name, "docs/algorithms/advantages.md lists ours")
+        centred = value is True if name.startswith("no_") else value in (False, "none", "False")
+        scaled = value in (True, "group", "True") if name == "scale_rewards" else value == "grpo"
+        if name == "advantage_estimator" and value == "rloo":
+            row.put("leave_one_out", name=name)
         elif centred:
             row.put("group_center", name=name)
-        elif value == "batch":
-            row.leave(name, "the scale is the group's here")
+        elif scaled:
+            if row.out.value("algorithm.name", "") == "dr_grpo" and "algorithm.advantage" not in row.out.values:
+                row.put("group_norm", name=name)  # their dr_grpo is an aggregation alone
+        elif name == "advantage_estimator":
+            row.leave(name, "docs/algorithms/advantages.md lists ours")
+        elif name == "scale_rewards":
+            row.leave(name, "the scale is the group's standard deviation here, or none")
 
 
 def _ratio(row: ForeignRow) -> None:
@@ -255,6 +264,8 @@ def _clips(row: ForeignRow) -> None:
         if isinstance(value, list) and len(value) == 2:
             row.put(float(value[0]), "algorithm.clip_low", name=name)
             row.put(float(value[1]), "algorithm.clip_high", name=name)
+        elif isinstance(value, int | float) and _has_a_largest_weight(row):
+            row.leave(name, "a weight of cispo has no least there, and epsilon_high is its largest")
         elif isinstance(value, int | float):
             for key in ("algorithm.clip_low", "algorithm.clip_high"):
                 row.put(float(value), key, name=name)
@@ -263,8 +274,19 @@ def _clips(row: ForeignRow) -> None:
 def _clip(row: ForeignRow) -> None:
     found = row.number(*row.given)
     of_another = row.out.value("algorithm.name", "") in ("gspo", "luspo", "cispo")
-    if found is not None and not (of_another and "default" in row.keys[found[0]]):
+    if found is None or (of_another and "default" in row.keys[found[0]]):
+        return
+    if not _has_a_largest_weight(row):
         row.put(float(found[1]), name=found[0])
+    elif found[1] >= 1:
+        row.put(float(found[1]) - 1, name=found[0])
+    else:
+        row.leave(found[0], "the largest weight of cispo there; it is 1 + algorithm.clip_high, so at least 1, here")
+
+
+def _has_a_largest_weight(row: ForeignRow) -> bool:
+    """Tell whether a clip is the largest ratio itself, as TRL's and ms-swift's epsilon_high is for cispo."""
+    return row.out.trainer in ("TRL", "ms-swift") and row.out.value("algorithm.name", "") == "cispo"
 
 
 def _clip_dual(row: ForeignRow) -> None:

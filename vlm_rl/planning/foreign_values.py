@@ -40,6 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "TRL": {
         "loss_type": "dapo",
+        "scale_rewards": "group",
         "epsilon": 0.2,
         "num_generations": 8,
         "max_completion_length": 256,
@@ -61,6 +62,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "ms-swift": {
         "loss_type": "grpo",
+        "scale_rewards": "group",
         "epsilon": 0.2,
         "num_generations": 8,
         "max_completion_length": 512,
@@ -136,7 +138,8 @@ def _found(file: ForeignFile) -> tuple[dict[int, dict[str, tuple[str, Any]]], di
             continue  # it is said, so that a default would be another value
         for name in setting.names[file.trainer]:
             default = _DEFAULTS[file.trainer].get(name)
-            alone = not any(other in mine or other in file.settings for other in _INSTEAD.get(name, ()))
+            others = [f".{other}" for other in _INSTEAD.get(name, ())]
+            alone = not any(f".{key}".endswith(other) for key in file.settings for other in others)
             if default is not None and name not in mine and alone:
                 found.setdefault(id(setting), {})[name] = (f"{name}, its default", default)
     return found, unknown
@@ -149,6 +152,9 @@ _OTHERS = {
 _OF_ANOTHER_MODEL = re.compile(rf"(?:^|\.)({'|'.join(_OTHERS)})\.(?!.*overlong_buffer)")  # verl has the penalty there
 
 _INSTEAD = {  # a default -> what stands in its place
+    "clip_ratio_low": ("clip_ratio",),  # of older files, for both
+    "clip_ratio_high": ("clip_ratio",),
+    "scale_rewards": ("advantage_estimator",),  # which has its own
     "eps_clip": ("eps_clip_low_high",),
     "adam_betas": ("adam.betas",),
     "generate_max_len": ("max_new_tokens",),
