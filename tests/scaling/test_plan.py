@@ -16,9 +16,11 @@ from tests.helpers.example_run import build_run
 from vlm_rl.cli import main
 from vlm_rl.config import Config, load_config
 from vlm_rl.errors import UserError
+from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.divisions import Division, Workload, best_of, divide, plans, server_cards
+from vlm_rl.scaling.hours import hours_line
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
 from vlm_rl.scaling.measured import measured_rates
 from vlm_rl.scaling.rates import CardSpeed, PhaseRates, assumed_rates
@@ -27,6 +29,7 @@ from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
 SERVED_RECIPE = RECIPE.with_stem("virl39k_luspo_7b_servers")
+LONG_ROWS = RECIPE.with_stem("virl39k_luspo_7b_32k_48gb")
 ROWS = Rows(budget=2048, hidden_size=128)
 
 
@@ -123,6 +126,27 @@ def test_an_engine_samples_as_many_responses_as_the_rule_has_room_for() -> None:
     divisions = divide(work, 8, [0])
     assert divisions[0].is_colocated and divisions[0].places == int(together) == 159
     assert {each.places for each in divisions[1:]} == {int(apart)} == {487}
+
+
+def test_ranks_that_share_rows_stay_together() -> None:
+    """Four ranks compute a row: 4 of 8 cards can go to servers. The dry run says the hours by the same rule."""
+    config = load_config(LONG_ROWS, ["rollout.tensor_parallel=1"])
+    assert config.train.sequence_parallel == 4
+    batch = BatchLengths([1000] * 16, [[1000] * 8] * 16)
+    colocated, served = plans(config, [8])
+    work = Workload(colocated, served, [batch], ROWS, rates_of_any_run(config), card=500e9, skipped=0)
+    assert [(each.learner_cards, each.server_cards) for each in divide(work, 8, [0])] == [(8, 0), (4, 4)]
+    uneven = divide(work, 6, [0])[0]
+    assert uneven.misfits == ("train.sequence_parallel 4 does not divide 6",)
+    assert "8 cards" in hours_line(dry_run(load_config(LONG_ROWS), num_ranks=8, on_gpu=True), 48)
+
+
+def test_a_row_that_two_ranks_share_costs_each_half() -> None:
+    batch = BatchLengths([10] * 4, [[200, 400]] * 4)
+    alone = UpdateTime.of([batch], ROWS, ranks=2, waits_at_rows=True)
+    shared = UpdateTime.of([batch], replace(ROWS, shared_by=2), ranks=4, waits_at_rows=True)
+    assert shared.rows == alone.rows
+    assert shared.cost_per_rank(1000.0) == pytest.approx(alone.cost_per_rank(1000.0) / 2)
 
 
 def test_the_best_is_the_one_with_most_responses() -> None:

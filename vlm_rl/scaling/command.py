@@ -160,7 +160,8 @@ def _made_up_batch(
 
 def rows_of(dry: DryRun) -> Rows:
     """Return how a learner fills its rows."""
-    return Rows(dry.config.train.micro_batch_tokens, dry.sizes.config.get_text_config().hidden_size, dry.is_padded)
+    train, hidden_size = dry.config.train, dry.sizes.config.get_text_config().hidden_size
+    return Rows(train.micro_batch_tokens, hidden_size, dry.is_padded, train.sequence_parallel)
 
 
 def rates_of(dry: DryRun, card: CardSpeed) -> PhaseRates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -140,18 +141,22 @@ def plans(config: Config, gpus: Sequence[int]) -> tuple[DryRun, DryRun]:
             "replay_routing": False,
         }
     )
-    ranks = sorted({count - servers for count in gpus for servers in server_cards(count, shared)} or {1})
-    whole = [count for count in gpus if count % shared == 0] or [shared]
+    rows = config.train.sequence_parallel
+    ranks = sorted({count - servers for count in gpus for servers in server_cards(count, shared, rows)} or {rows})
+    whole = [count for count in gpus if count % math.lcm(shared, rows) == 0] or [math.lcm(shared, rows)]
     return (
         dry_run(config.model_copy(update={"rollout": together}), num_ranks=whole[0]),
         dry_run(config.model_copy(update={"rollout": apart}), num_ranks=ranks[0]),
     )
 
 
-def server_cards(gpus: int, shared: int) -> list[int]:
-    """Return how many cards the servers may get: about 1/8 to 7/8 of all, in whole engines of `shared` cards."""
+def server_cards(gpus: int, shared: int, rows: int = 1) -> list[int]:
+    """Return how many cards the servers may get: about 1/8 to 7/8 of all, in whole engines of `shared` cards.
+
+    The learner's cards are a multiple of the `rows` that compute a row together.
+    """
     parts = {shared * round(gpus * part / PARTS / shared) for part in range(1, PARTS)}
-    return sorted(count for count in parts if 0 < count < gpus)
+    return sorted(count for count in parts if 0 < count < gpus and (gpus - count) % rows == 0)
 
 
 def divide(work: Workload, gpus: int, aheads: Sequence[int]) -> list[Division]:
@@ -198,14 +203,16 @@ def _measured(work: Workload, division: Division) -> Division:
 
 def _fitting(work: Workload, gpus: int, aheads: Sequence[int]) -> Iterator[Division]:
     """Yield the divisions with what does not fit in each."""
-    shared, card = work.served.config.rollout.tensor_parallel, Card(work.card, work.card)
-    if gpus % shared:
-        yield Division(gpus, gpus, 0, 0, (f"rollout.tensor_parallel {shared} does not divide {gpus}",))
+    config, card = work.served.config, Card(work.card, work.card)
+    shared, rows = config.rollout.tensor_parallel, config.train.sequence_parallel
+    sizes = {"rollout.tensor_parallel": shared, "train.sequence_parallel": rows}
+    if uneven := tuple(f"{key} {size} does not divide {gpus}" for key, size in sizes.items() if gpus % size):
+        yield Division(gpus, gpus, 0, 0, uneven)
     else:
         dry = work.colocated.on(gpus)
         places = _places(work, dry, engine_share(dry.config))
         yield Division(gpus, gpus, 0, 0, _faults(fits(dry, card).over), places)
-    for servers in server_cards(gpus, shared):
+    for servers in server_cards(gpus, shared, rows):
         ranks = gpus - servers
         dry = work.served.on(ranks)
         server = server_need(dry, card)

@@ -19,6 +19,7 @@ class Rows:
     budget: int  # most tokens of a row: train.micro_batch_tokens
     hidden_size: int
     padded: bool = False  # each response after its own copy of the prompt
+    shared_by: int = 1  # ranks that compute a row together: train.sequence_parallel
 
     @property
     def pair_cost(self) -> float:
@@ -51,16 +52,16 @@ class UpdateTime:
         Args:
             sample: the mini-batches.
             rows: how rows are filled.
-            ranks: of the learner.
+            ranks: of the learner, a multiple of those that share a row; each computes an equal part of it.
             waits_at_rows: ranks wait for each other at every row, as under ZeRO 2 and 3, and not once a step.
         """
-        shares, counts = [], []
+        shares, counts, groups = [], [], ranks // rows.shared_by
         for batch in sample:
-            plan_of = partial(plan_rows, batch.prompts, batch.responses, budget=rows.budget, num_ranks=ranks)
+            plan_of = partial(plan_rows, batch.prompts, batch.responses, budget=rows.budget, num_ranks=groups)
             plan = plan_of(pair_cost=rows.pair_cost, padded=rows.padded)
             costs = _costs(batch, rows, plan)
             slowest = sum(map(max, zip(*costs, strict=True))) if waits_at_rows else max(map(sum, costs))
-            shares.append(useful_cost(batch, rows) / (ranks * slowest))
+            shares.append(useful_cost(batch, rows) / (groups * slowest))
             counts.append(len(plan[0]))
         return cls(ranks, fmean(shares), fmean(counts))
 
