@@ -19,6 +19,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.scaling.answers import advice, write_plot
 from vlm_rl.scaling.divisions import Division, Workload, best_of, divide, plans, server_cards
 from vlm_rl.scaling.hours import hours_line
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
@@ -126,6 +127,21 @@ def test_an_engine_samples_as_many_responses_as_the_rule_has_room_for() -> None:
     divisions = divide(work, 8, [0])
     assert divisions[0].is_colocated and divisions[0].places == int(together) == 159
     assert {each.places for each in divisions[1:]} == {int(apart)} == {487}
+
+
+def test_the_advice_says_which_side_does_not_fit() -> None:
+    pace = Pace(seconds=1.0, rollout=0.5, learner_waits=0.5, engines_wait=0.0, age=0.0)
+    fit = Division(8, 8, 0, 0, pace=pace, efficiency=1.0, responses_per_second=2.0)
+    split = Division(8, 4, 4, 0, pace=pace, efficiency=1.0, responses_per_second=2.0)
+    over = {"misfits": ("too large",), "pace": None}
+    assert "; no split fits." in advice([fit, replace(split, **over)], {"longer": [fit]}, "")
+    assert "; colocated does not fit." in advice([replace(fit, **over), split], {"longer": [split]}, "")
+
+
+def test_a_plot_has_a_colour_for_every_ahead(tmp_path: Path) -> None:
+    pace = Pace(seconds=1.0, rollout=0.5, learner_waits=0.5, engines_wait=0.0, age=0.0)
+    many = [Division(8, 4, 4, ahead, pace=pace, responses_per_second=1.0) for ahead in range(12)]
+    assert write_plot({8: many}, {8: ""}, [], tmp_path / "plan.png").stat().st_size
 
 
 def test_ranks_that_share_rows_stay_together() -> None:

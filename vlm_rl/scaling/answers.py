@@ -93,7 +93,7 @@ def advice(divisions: Sequence[Division], otherwise: Mapping[str, Sequence[Divis
     rival = best_of(others)
     text = f"{gpus} GPUs: {_named(best)}, {best.responses_per_second:.1f} responses a second"
     if rival is None:
-        text += f"; {'no split' if best.is_colocated else 'colocated'} does not fit" if others else ""
+        text += f"; {'no split fits' if best.is_colocated else 'colocated does not fit'}" if others else ""
     else:
         text += f", {best.responses_per_second / rival.responses_per_second:.2f} times {_named(rival)}"
     on_policy = best_of([each for each in divisions if each.ahead == 0])
@@ -201,7 +201,7 @@ def _chart(divisions: Sequence[Division]) -> vega.Spec | None:
         split = [each for each in divisions if each.ahead == ahead and not each.is_colocated]
         x = np.array([each.server_cards for each in split], dtype=float)
         y = np.array([each.responses_per_second if each.pace else np.nan for each in split])
-        series.append(Series(f"ahead {ahead}", x, y, PALETTE[place + 1], points=True))
+        series.append(Series(f"ahead {ahead}", x, y, PALETTE[(place + 1) % len(PALETTE)], points=True))
     if together is not None:
         ends = np.array([1.0, max(1.0, divisions[0].gpus - 1.0)])
         level = np.full(2, together.responses_per_second)
