@@ -155,6 +155,19 @@ def test_a_share_of_the_engine_alone(dry: DryRun) -> None:
     assert str(remedy).startswith(f"{SHARE}=0.")
 
 
+def test_the_portable_engine_takes_no_share_of_a_card() -> None:
+    """It keeps keys and values of all responses beside the learner, and its model in host memory in an update."""
+    dry = dry_of("rollout.sampler=transformers")
+    at_80 = fits(dry, Card.of(80))
+    rollout = dry.memory.kept + dry.memory.engine_weights + dry.memory.kv_cache
+    assert {need.needed for need in at_80.needs if need.part == "rollout"} == {rollout}
+    assert at_80.shares is None and not any(need.part in ("engine", "share") for need in at_80.needs)
+    assert dry.memory.host_engine == dry.memory.engine_weights
+    said = verdict(fits(dry, card(0.99 * rollout / ROLLOUT_SHARE)), is_resumable)
+    assert "rollout.batch_size=" in said and SHARE not in said
+    assert SHARE in verdict(fits(dry_of(f"{SHARE}=0.9"), Card.of(80)))
+
+
 def test_ranks_that_share_rows_hold_a_part_of_each() -> None:
     """A 7B with responses of 32,768 tokens on cards of 48 GB: 28 layers, 28 heads of 128, 4 of keys."""
 

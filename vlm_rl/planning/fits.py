@@ -125,7 +125,7 @@ class Fit:
     def shares(self) -> tuple[float, float] | None:
         """Return the least share of the card that the engine needs, and the best one; None if none would do."""
         memory, card = self.dry.memory, self.card
-        if memory.is_served or not card.is_gpu or not self.dry.samples:
+        if not takes_share(memory, card) or not self.dry.samples:
             return None
         least, most = _shares(memory, card, room=_room(self.dry, self.responses))
         least = math.ceil(1e4 * least) / 1e4
@@ -169,7 +169,7 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
     if not samples:
         return
     limit = ROLLOUT_SHARE * card.free
-    if memory.is_served or not card.is_gpu:
+    if not takes_share(memory, card):
         rollout = memory.rollout + (0 if memory.is_served else memory.kv_cache)
         yield Need("rollout", rollout, limit, f"the rollouts need {gib(rollout)}")
         return
@@ -184,6 +184,11 @@ def needs(memory: Memory, card: Card, *, share: float, room: float, samples: boo
         )
         yield Need("engine", engine, taken, fault)
         yield Need("share", memory.kept + taken, limit, fault)
+
+
+def takes_share(memory: Memory, card: Card) -> bool:
+    """Tell whether the engine takes a share of the card, as vLLM does, whose cache fills what is left of it."""
+    return card.is_gpu and not memory.is_served and not memory.is_portable
 
 
 def _shares(memory: Memory, card: Card, *, room: float) -> tuple[float, float]:

@@ -52,12 +52,13 @@ class Memory:
     kv_cache: int = 0  # of all responses side by side, each at its longest
     between: int = 0  # of gradients and buckets, what DeepSpeed holds between two updates too
     is_served: bool = False  # engine and cache are on rollout servers, not on this device
+    is_portable: bool = False  # the engine is transformers', which takes no share of a card and lets nothing wait
     is_moved: bool = False  # the optimizer is in host memory while responses are sampled
     loading: int = 0  # in host memory, while the model is loaded
     host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are sampled
     host_weights: int = 0  # this rank's shards where DeepSpeed offloads them
     host_frozen: int = 0  # weights of reference and teacher that wait there
-    host_engine: int = 0  # the base model, which a sleeping engine keeps if syncs bring only adapters
+    host_engine: int = 0  # what a sleeping engine keeps: transformers' its model, vLLM's the base of adapters
     checkpoint_copies: int = 0  # in host memory of all ranks together, while an asynchronous save is written
 
     def parts(self) -> dict[str, int]:
@@ -192,6 +193,7 @@ def memory_of_rank(
     loaded = min(total, -(-total // ranks) + sizes.largest) if stage == 3 else total
     saved = sizes.saved_by_fp8 if config.rollout.quantization is not None else 0
     engine = (dtype.itemsize * sizes.total - saved) // config.rollout.tensor_parallel
+    is_portable = config.rollout.sampler == "transformers"
     is_offloaded = optimizer_is_offloaded(config.train)
     host_optimizer = optimizer if config.rollout.offload_optimizer else 0
     if is_offloaded:
@@ -217,11 +219,12 @@ def memory_of_rank(
         between=between,
         **_frozen(config, dtype, ranks, [0 if lora is not None else total, teacher], on_gpu=on_gpu),
         is_served=config.rollout.sampler == "server",
+        is_portable=is_portable,
         is_moved=config.rollout.offload_optimizer,
         loading=dtype.itemsize * loaded,
         host_optimizer=host_optimizer,
         host_weights=dtype.itemsize * -(-total // ranks) if most_resident(config.train) < math.inf else 0,
-        host_engine=engine if on_gpu and lora is not None and lora.sync == "adapter" else 0,
+        host_engine=engine if on_gpu and (is_portable or (lora is not None and lora.sync == "adapter")) else 0,
         checkpoint_copies=checkpoint_bytes(
             config.train, dtype, total=total, trainable=trainable, lora=lora is not None, on_gpu=on_gpu
         )

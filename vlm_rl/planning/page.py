@@ -12,7 +12,7 @@ from vlm_rl.learner.lora import target_layers
 from vlm_rl.learner.row_sums import are_summed_here
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.planning.dry_run import DryRun
-from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, Card, Fit, engine_share, fits, gib
+from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, Card, Fit, engine_share, fits, gib, takes_share
 from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens, side_by_side
 from vlm_rl.planning.remedies import MayChange, any_key, fitting_ranks, fitting_remedies, is_resumable
 from vlm_rl.run.checkpoint import size_text
@@ -114,7 +114,7 @@ def _planned(fit: Fit) -> str:
     planned = f"{gib(memory.update)} in the update and "
     if memory.is_served:
         return f"{planned}{memory.rollout / _GIB:.1f} in rollouts"
-    if not fit.card.is_gpu:
+    if not takes_share(memory, fit.card):
         return f"{planned}{(memory.rollout + memory.kv_cache) / _GIB:.1f} in rollouts, keys and values included"
     engine = f"the engine's {memory.engine_weights / _GIB:.1f} of weights included"
     return f"{planned}{memory.rollout / _GIB:.1f} in rollouts, {engine}"
@@ -177,7 +177,7 @@ def _memory_table(dry: DryRun, *, card: Card | None) -> Table:
         else "with the learner's weights and optimizer"
     )
     table.add_row("rollout phase", _gib(m.rollout), kept, style="bold")
-    if card is not None and card.is_gpu and not m.is_served:
+    if card is not None and takes_share(m, card):
         share = engine_share(dry.config)
         what = f"{share:g} of the card: its weights, CUDA graphs, and the cache in what is left"
         table.add_row("engine's share", _gib(int(share * card.total)), what)
@@ -192,7 +192,7 @@ def _memory_table(dry: DryRun, *, card: Card | None) -> Table:
         _gib(m.kv_cache),
         f"at most, {place}: "
         f"{side_by_side(dry.config, dry.num_ranks)} responses side by side at full length, "
-        f"{dry.kv_bytes_per_token / 1024:g} KiB a token; with less, some of them wait",
+        f"{dry.kv_bytes_per_token / 1024:g} KiB a token{'' if m.is_portable else '; with less, some of them wait'}",
     )
     _add_host_rows(table, dry)
     return table
@@ -216,7 +216,7 @@ def _add_host_rows(table: Table, dry: DryRun) -> None:
     if m.host_frozen:
         table.add_row("host: frozen", _gib(ranks * m.host_frozen), f"all ranks: {_frozen_models(dry)}")
     if m.host_engine:
-        table.add_row("host: engines", _gib(ranks * m.host_engine), "base models of sleeping engines")
+        table.add_row("host: engines", _gib(ranks * m.host_engine), "models of sleeping engines")
     if m.checkpoint_copies:
         copies = "all ranks, while an asynchronous save is written: a copy of the checkpoint"
         table.add_row("host: checkpoint", _gib(m.checkpoint_copies), copies)

@@ -121,6 +121,8 @@ def remedies(fit: Fit, may_change: MayChange = any_key) -> Iterator[Remedy]:
 def _remedies(fit: Fit) -> Iterator[Remedy]:
     dry, config = fit.dry, fit.dry.config
     train, model, rollout = config.train, config.model, config.rollout
+    if dry.samples and rollout.batch_size > 1 and dry.memory.is_portable:
+        yield Remedy({"rollout.batch_size": rollout.batch_size // 2}, "fewer responses side by side")
     if fit.shares is not None:
         yield Remedy({SHARE: fit.shares[1]}, "the engine's share of a card")
     longest, row = config.data.max_prompt_tokens + config.trained_tokens, train.micro_batch_tokens
