@@ -303,6 +303,11 @@ def test_what_is_said_of_a_critic_or_a_reward_model_is_not_the_policys(
         ("TRL", {"lora_r": 32, "use_peft": False}, {"model.lora.rank": None}, "lora_r: 32  (without use_peft"),
         ("TRL", {"use_peft": True}, {"model.lora.rank": 16}, ""),
         ("verl", {"actor_rollout_ref.model.lora_rank": 0}, {"model.lora.rank": None}, ""),
+        # alpha, beside which ours is 32
+        ("verl", {"actor_rollout_ref.model.lora_rank": 8}, {"model.lora.rank": 8, "model.lora.alpha": 16}, ""),
+        ("OpenRLHF", {"lora_rank": 8}, {"model.lora.rank": 8, "model.lora.alpha": 16}, "init_kl_coef"),
+        ("EasyR1", {"lora.rank": 8, "algorithm.disable_kl": True}, {"model.lora.alpha": 64}, ""),
+        ("OpenRLHF", {"lora_rank": 0}, {"model.lora.alpha": None}, "init_kl_coef"),
         # a switch without a coefficient takes the trainer's own, .001
         ("verl", {"actor.use_kl_loss": True}, {"algorithm.kl_coef": 1e-3}, ""),
         ("EasyR1", {"algorithm.use_kl_loss": True}, {"algorithm.kl_coef": 1e-3}, ""),

@@ -26,6 +26,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "clip_ratio_high": 0.3,
         "clip_ratio_dual": 3.0,
         "kl_coef": 1e-3,
+        "lora.alpha": 64,
         "optim.betas": [0.9, 0.999],
         "optim.weight_decay": 0.01,
     },
@@ -37,6 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "optim.weight_decay": 0.01,
         "use_kl_loss": False,
         "kl_loss_coef": 1e-3,
+        "lora_alpha": 16,
     },
     "TRL": {
         "loss_type": "dapo",
@@ -57,6 +59,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "train_batch_size": 128,
         "rollout_batch_size": 1024,
         "init_kl_coef": 0.01,
+        "lora_alpha": 16,
         "lr_scheduler": "cosine_with_min_lr",
         "lr_warmup_ratio": 0.03,
     },
