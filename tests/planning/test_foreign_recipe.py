@@ -290,6 +290,10 @@ def test_what_is_said_of_a_critic_or_a_reward_model_is_not_the_policys(
     assert penalty.value("reward.overlong_buffer", 0) == 99
 
 
+OPTIMIZER, PARAM = (f"train.deepspeed.zero_optimization.offload_{part}.device" for part in ("optimizer", "param"))
+OFFLOADS = {OPTIMIZER: "cpu", PARAM: "cpu"}
+
+
 @pytest.mark.parametrize(
     ("trainer", "settings", "ours", "left"),
     [
@@ -303,10 +307,17 @@ def test_what_is_said_of_a_critic_or_a_reward_model_is_not_the_policys(
         ("TRL", {"lora_r": 32, "use_peft": False}, {"model.lora.rank": None}, "lora_r: 32  (without use_peft"),
         ("TRL", {"use_peft": True}, {"model.lora.rank": 16}, ""),
         ("verl", {"actor_rollout_ref.model.lora_rank": 0}, {"model.lora.rank": None}, ""),
+        # ms-swift's own DeepSpeed files
+        ("ms-swift", {"deepspeed": "zero2_offload"}, OFFLOADS | {"train.zero_stage": 2, PARAM: None}, ""),
+        ("ms-swift", {"deepspeed": "zero3_offload"}, OFFLOADS | {"train.zero_stage": 3}, ""),
+        ("ms-swift", {"deepspeed": "zero3"}, dict.fromkeys(OFFLOADS) | {"train.zero_stage": 3}, ""),
+        ("ms-swift", {}, {"model.gradient_checkpointing": True}, ""),
+        ("ms-swift", {"gradient_checkpointing": False}, {"model.gradient_checkpointing": False}, ""),
         # alpha, beside which ours is 32
         ("verl", {"actor_rollout_ref.model.lora_rank": 8}, {"model.lora.rank": 8, "model.lora.alpha": 16}, ""),
         ("OpenRLHF", {"lora_rank": 8}, {"model.lora.rank": 8, "model.lora.alpha": 16}, "init_kl_coef"),
         ("EasyR1", {"lora.rank": 8, "algorithm.disable_kl": True}, {"model.lora.alpha": 64}, ""),
+        ("EasyR1", {"algorithm.disable_kl": True}, {"model.gradient_checkpointing": True}, ""),
         ("OpenRLHF", {"lora_rank": 0}, {"model.lora.alpha": None}, "init_kl_coef"),
         # a switch without a coefficient takes the trainer's own, .001
         ("verl", {"actor.use_kl_loss": True}, {"algorithm.kl_coef": 1e-3}, ""),

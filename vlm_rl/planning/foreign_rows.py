@@ -494,6 +494,9 @@ def _zero(row: ForeignRow) -> None:
             row.put(value, name=name)
         elif stage:
             row.put(int(stage[1]), name=name)
+            moved = ["optimizer", "param"][: int(stage[1]) - 1] if "offload" in str(value) else []
+            for part in moved if not row.out.value("rollout.offload_optimizer", False) else []:
+                row.put("cpu", f"train.deepspeed.zero_optimization.offload_{part}.device", name=name)
         elif value is True or name == "fsdp_size":
             row.put(3, name=name)
         elif value is not False:
