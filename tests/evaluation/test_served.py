@@ -79,6 +79,16 @@ def test_several_responses_are_asked_for_with_seeds_of_their_own(
     assert len(server.asked) == len({body["seed"] for body in server.asked}) == 12
 
 
+@pytest.mark.parametrize("seed", ["null", "5"])
+def test_several_responses_are_asked_for_where_no_seed_tells_them_apart(
+    seed: str, server: ChatServer, data: Path, tmp_path: Path
+) -> None:
+    how = ("--temperature", "1", "--samples", "3", "--endpoint-extra", f'{{"seed": {seed}}}')
+    assert run(server, "box", data, tmp_path / "out", *how) == 0
+    assert len(server.asked) == 12, "a reply is the reply to one response, not to all of a problem"
+    assert {body.get("seed") for body in server.asked} == {{"null": None, "5": 5}[seed]}
+
+
 def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kept(
     server: ChatServer,
     data: Path,

@@ -128,8 +128,12 @@ class ServedModel:
             assert isinstance(prompt, ServedPrompt)
             return self._body(prompt, request.params, seed=request.seed_of(index, g))
 
+        def apart_of(place: tuple[int, int]) -> str:
+            return str(request.seed_of(*place)) if "seed" in self._extra else ""
+
+        replies = self._batch.ask(asked, body_of=body_of, apart_of=apart_of)
         groups: list[list[Rollout]] = [[] for _ in request.prompts]
-        for (index, g), reply in zip(asked, self._batch.ask(asked, body_of=body_of), strict=True):
+        for (index, g), reply in zip(asked, replies, strict=True):
             name = request.prompts[index].problem_id
             if reply.completion is None:
                 raise UserError(
