@@ -89,6 +89,17 @@ def test_several_responses_are_asked_for_where_no_seed_tells_them_apart(
     assert {body.get("seed") for body in server.asked} == {{"null": None, "5": 5}[seed]}
 
 
+def test_replies_of_a_batch_that_failed_are_not_paid_for_twice(
+    server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlm_rl.chat_endpoint.batch._LONGEST_PAUSE", 0.0)
+    out = tmp_path / "out"
+    assert run(server, "box_twice", data, out, "--temperature", "0") == 2, "all four were one batch"
+    del server.asked[:]  # it works again
+    assert run(server, "box_twice", data, out, "--temperature", "0") == 0
+    assert len(server.asked) == 2, "two were kept"
+
+
 def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kept(
     server: ChatServer,
     data: Path,

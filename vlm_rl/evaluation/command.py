@@ -33,7 +33,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import refuse_another_model, results_folder
+from vlm_rl.evaluation.results_folder import JUDGE_CACHE, refuse_another_model, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
     answer_settings,
@@ -240,7 +240,7 @@ def _open_accuracy(
             config,
             template=eval_set.how.template,
             model_type=builder.config.model_type,
-            judge_cache=options.judge_cache or options.out / "judge_cache",
+            judge_cache=options.judge_cache or options.out / JUDGE_CACHE,
         )
     except UserError as error:
         raise UserError(f"{error}; for another part of the reward, or none: --reward FILE") from None

@@ -16,6 +16,8 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.untrusted.plain_files import check_plain_tree
 
+ENDPOINT_CACHE, JUDGE_CACHE = "endpoint_cache", "judge_cache"  # folders of replies, made with the first one
+
 
 def refuse_existing(out: Path, names: Sequence[str], step: int) -> None:
     """Raise UserError for a folder of other things, and for one that has results of all these sets at this step."""
@@ -61,7 +63,7 @@ def _begun_with(run: Path) -> Path | None:
 
 @contextmanager
 def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[RunDirectory]:
-    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers.
+    """Open the folder for the results; a new one is removed again if it gets neither results, answers nor replies.
 
     Args:
         config: what a new folder records; its `out` is the folder.
@@ -85,7 +87,8 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         try:
             yield results
         except BaseException:
-            if rank() == 0 and is_new and not results.evals() and not num_answered(results.path):
+            replies = [name for name in (ENDPOINT_CACHE, JUDGE_CACHE) if (results.path / name).exists()]
+            if rank() == 0 and is_new and not (results.evals() or num_answered(results.path) or replies):
                 shutil.rmtree(results.path)
             raise
 

@@ -29,7 +29,7 @@ from vlm_rl.distributed import world_size
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import results_folder
+from vlm_rl.evaluation.results_folder import ENDPOINT_CACHE, results_folder
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings
 from vlm_rl.evaluation.scores import score_line
 from vlm_rl.evaluation.sets import EvalSet, Origin, answer_set, open_judge_of, open_sets, stopping, unanswered
@@ -176,7 +176,7 @@ def evaluate_served(options: argparse.Namespace) -> RunDirectory:
         model=options.endpoint_model,
         key_env=options.endpoint_key_env,
         extra=options.endpoint_extra,
-        cache=options.out / "endpoint_cache",
+        cache=options.out / ENDPOINT_CACHE,
         timeout=options.endpoint_timeout,
         concurrency=options.batch_size,
     )
