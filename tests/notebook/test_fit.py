@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -150,6 +151,43 @@ def test_every_contract_is_called_in_this_process() -> None:
     assert outcomes(lambda problem, response, grade, num_tokens: num_tokens, "a", "bb") == [1, 2]
     assert outcomes(lambda completions: [len(text) for text in completions], "a", "bb") == [1, 2]
     assert outcomes(slowly, "a", "bb") == [1, 2] and calls == ["a", "bb"]
+
+
+def test_an_async_function_has_one_event_loop_for_all_batches() -> None:
+    """A client or a lock that a cell keeps is bound to the loop that it was first used in."""
+    lock = asyncio.Lock()
+
+    async def mine(problem: Problem, response: str, grade: Grade, num_tokens: int) -> float:
+        async with lock:
+            await asyncio.sleep(0)
+            return num_tokens
+
+    async def of_group(problem: Problem, responses: list[str]) -> list[float]:
+        return [await mine(problem, text, RIGHT, len(text)) for text in responses]
+
+    async def stops(completions: list[str]) -> list[float]:
+        raise SystemExit
+
+    cell = CellFunction(mine, "reward.functions.mine.path", timeout=60.0)
+    calls = [(PROBLEM, text, RIGHT, len(text)) for text in ("a", "bb")]
+    assert [cell.outcomes(calls) for _ in range(2)] == [[1, 2], [1, 2]]
+    assert "SystemExit" in outcomes(stops, "a", stops_run=False)[0]
+    assert outcomes(of_group, "a", "bb") == [1, 2], "of another function of the same cell too"
+
+
+def test_a_failure_cancels_the_async_calls_beside_it() -> None:
+    ended: list[str] = []
+
+    async def mine(problem: Problem, response: str, grade: Grade, num_tokens: int) -> float:
+        try:
+            await asyncio.sleep(0.0 if response == "bad" else 60.0)
+        finally:
+            ended.append(response)
+        raise ValueError(response)
+
+    with pytest.raises(vlm_rl.UserError, match="raised ValueError: bad"):
+        outcomes(mine, "slow", "bad", timeout=120.0)
+    assert ended == ["bad", "slow"]
 
 
 @pytest.mark.parametrize(
