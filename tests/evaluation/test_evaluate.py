@@ -314,13 +314,18 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
 def test_ctrl_c_says_what_is_kept(
     sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, finished, said
 ) -> None:
-    """Of two sets of six problems one is finished, at the step `finished`: only that of this evaluation counts."""
+    """Of two sets of six problems one is finished, at the step `finished`: only that of this evaluation counts.
+
+    Nor does what an evaluation of another step, or of another set, has answered.
+    """
     evaluation = run_evaluation(sampler, builder, grader, samples=1)
     if finished:
         RunDirectory(tmp_path).write_eval("toy-test", finished, evaluation.records, evaluation.summary)
     with pytest.raises(KeyboardInterrupt) as stop, stopping(tmp_path, {"toy-test": 6, "set": 6}, step=60):
-        with Journal.open(tmp_path / "eval/.set-000060-0.jsonl", {"seed": 0}) as journal:
-            journal.add([[record] for record in evaluation.records[:answered]])
+        counted = {".set-000060-0": answered, ".set-000020-0": 6, ".other-000060-0": 6}
+        for name, number in counted.items():
+            with Journal.open(tmp_path / f"eval/{name}.jsonl", {"seed": 0}) as journal:
+                journal.add([[record] for record in evaluation.records[:number]])
         raise KeyboardInterrupt
     line = f"stopped by Ctrl-C; {said.format(tmp_path)}"
     assert capsys.readouterr().out == f"{line}\n"
@@ -519,6 +524,8 @@ def test_what_the_part_is_belongs_to_the_settings_and_how_it_is_reached_does_not
     first = settings_with(judge=judge)
     assert changed_settings(first, settings_with(judge=judge | {"url": "http://b/v1", "timeout": 3.0})) == []
     assert changed_settings(first, settings_with(judge=judge | {"model": "n"})) == ["accuracy_part"]
+    (tmp_path / "prompt.txt").write_text("Is this right? {response}")
+    assert changed_settings(first, settings_with(judge=judge)) == ["accuracy_part"], "other words in the same file"
     assert changed_settings(first, settings_with(iou={"role": "accuracy"})) == ["accuracy_part"]
     plain = answer_settings(PROBLEMS, asking, Judging(grader))
     assert (

@@ -93,6 +93,6 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
             raise
 
 
-def num_answered(out: Path) -> int:
+def num_answered(out: Path, journals: str = ".*.jsonl") -> int:
     """Return how many problems the journals there hold, each a line after the first: the same command keeps them."""
-    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in (out / "eval").glob(".*.jsonl"))
+    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in (out / "eval").glob(journals))

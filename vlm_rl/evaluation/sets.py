@@ -177,7 +177,10 @@ def stopping(out: Path, num_problems: Mapping[str, int], *, step: int) -> Iterat
 
 def _kept_text(out: Path, num_problems: Mapping[str, int], step: int) -> str:
     finished = {result.benchmark for result in RunDirectory(out).evals() if result.step == step}
-    kept = num_answered(out) + sum(number for name, number in num_problems.items() if name in finished)
+    kept = sum(
+        number if name in finished else num_answered(out, f".{name}-{step:06d}-*.jsonl")
+        for name, number in num_problems.items()
+    )
     total = sum(num_problems.values())
     if not kept:
         return f"stopped by Ctrl-C; none of {total:,} problems was answered yet: the same command starts over"
