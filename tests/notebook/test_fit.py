@@ -14,9 +14,9 @@ import pytest
 import vlm_rl
 from tests.helpers import own_reward
 from tests.helpers.toy_runs import Runner
-from vlm_rl.config import FunctionConfig, RewardConfig
+from vlm_rl.config import FunctionConfig, RewardConfig, parse_config
 from vlm_rl.grading.grader import Grader
-from vlm_rl.notebook.settings import flat_keys, reward_functions
+from vlm_rl.notebook.settings import flat_keys, resumed_configuration, reward_functions
 from vlm_rl.rewards.cell_functions import CellFunction
 from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.run.directory import RunDirectory
@@ -131,6 +131,23 @@ def test_a_function_of_a_module_keeps_its_process_and_one_of_a_cell_stays_here()
         "reward_4": "cell:reward_4",
     }
     assert [own for _, own in named.values()][:3] == [None, None, inner]
+
+
+def test_a_resume_refuses_functions_that_its_run_does_not_have(tmp_path: Path) -> None:
+    """Its reward is the run's: another function, of a module or of a cell, would not be called."""
+    tree: dict[str, Any] = {"out": str(tmp_path), "model": {"path": "m"}, "data": {"train": ["s"]}}
+    known = {"mine": {"path": "tests.helpers.own_reward.short_words"}, "inner": {"path": "cell:inner"}}
+    tree["reward"] = {"allow_function": True, "functions": known}
+    RunDirectory(tmp_path).create(parse_config(tree, where="test"))
+    run = RunDirectory(tmp_path).open()
+    given: dict[str, Any] = {"inner": lambda *_: 1.0}
+    resumed_configuration(run, None, reward_functions(given), {})
+    resumed_configuration(run, None, reward_functions(given | {"theirs": own_reward.short_words}), {})
+    for other in ({"more": "tests.helpers.own_reward.digest"}, {"mine": own_reward.digest}):
+        with pytest.raises(vlm_rl.UserError, match=r"no function tests\.helpers\.own_reward\.digest.*new run"):
+            resumed_configuration(run, None, reward_functions(given | other), {})
+    with pytest.raises(vlm_rl.UserError, match="functions inner of a cell, and reward gives none"):
+        resumed_configuration(run, None, {}, {})
 
 
 # -- functions of this process -----------------------------------------------------------------------
