@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.helpers.benchmark_rows import REAL_FILES
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
 from vlm_rl.config import RewardConfig, parse_config, save_config
 from vlm_rl.data.prompts import PromptBuilder
@@ -643,3 +644,19 @@ def test_results_of_one_model_do_not_join_those_of_another(tmp_path: Path) -> No
                 refuse_another_model(results.path, asked, run)
         else:
             refuse_another_model(results.path, asked, run)
+
+
+def test_a_result_does_not_depend_on_the_other_sets_of_the_command(tiny_model: Path, tmp_path: Path) -> None:
+    """Sets whose images were brought to different sizes: one that is finished is kept where another is added."""
+    sides = {"small": 56, "large": 112}
+    for name, side in sides.items():
+        write_problems([problem(0, png(0))], tmp_path / name, {"min_pixels": 3136, "max_pixels": side * side})
+    words = ["eval", "--model", str(tiny_model), "--sampler", "transformers", "--max-tokens", "4"]
+    for out, names in (("alone", ["small"]), ("both", ["small", "large"]), ("alone", ["small", "large"])):
+        data = [str(tmp_path / name) for name in names]
+        assert main([*words, "--out", str(tmp_path / out), "--data", *data]) == 0
+    alone, both = (
+        {r.benchmark: r.summary for r in RunDirectory(tmp_path / out).evals()} for out in ("alone", "both")
+    )
+    assert alone == both
+    assert {name: summary["max_pixels"] for name, summary in both.items()} == {n: s * s for n, s in sides.items()}

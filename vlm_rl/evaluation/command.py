@@ -127,6 +127,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             asked: dict[str, Asking] = {}
             for item in sets:
                 own = builder.with_template(item.how.template)
+                # Those of the set alone, whose result does not depend on the other sets.
+                own.min_pixels, own.max_pixels = item.min_pixels, min(builder.max_pixels, item.max_pixels)
                 host = _open_host(environment, own, grader, opened)
                 asked[item.name] = _asking(item, options, origin, own, sampler, host)
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
