@@ -79,6 +79,18 @@ def test_several_responses_are_asked_for_with_seeds_of_their_own(
     assert len(server.asked) == len({body["seed"] for body in server.asked}) == 12
 
 
+@pytest.mark.parametrize("key", ["x", "1", "EMPTY"])
+def test_a_placeholder_for_a_key_changes_no_response(
+    key: str, server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that take any key are given one of these, and no word of theirs is masked for it."""
+    monkeypatch.setenv("SERVED_KEY", key)
+    assert run(server, "box", data, tmp_path / "out", "--temperature", "0", "--endpoint-key-env", "SERVED_KEY") == 0
+    (result,) = read_run(tmp_path / "out").evals()
+    responses = result.rows(["response"]).to_pylist()
+    assert responses[0]["response"] == "<think>I count</think><answer>\\boxed{1}</answer>"
+
+
 @pytest.mark.parametrize("seed", ["null", "5"])
 def test_several_responses_are_asked_for_where_no_seed_tells_them_apart(
     seed: str, server: ChatServer, data: Path, tmp_path: Path
