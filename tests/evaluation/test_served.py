@@ -146,6 +146,8 @@ def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kep
         (["--endpoint-extra", '{"a":' * 20_000], "nested too deeply"),
         (["--endpoint-model", "other"], "--endpoint-model is 'other'"),
         (["--endpoint-key-env", "NOT_SET_HERE"], "NOT_SET_HERE is not set"),
+        (["--endpoint-timeout", "0"], "--endpoint-timeout is 0; it must be above 0"),
+        (["--endpoint-timeout", "nan"], "--endpoint-timeout is nan; it must be above 0"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_asked(

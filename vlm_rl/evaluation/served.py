@@ -166,7 +166,7 @@ def evaluate_served(options: argparse.Namespace) -> RunDirectory:
     request that failed; StoppedError after SIGTERM.
     """
     check_options(options)
-    _refuse_options_of_models(options)
+    _check_options_of_endpoints(options)
     sets = open_sets(options, _ORIGIN)
     judge_model = open_judge_of(options, sets)
     for item in sets:
@@ -223,8 +223,8 @@ def _settings(
     } | answer_settings(item.problems, asking, judging)
 
 
-def _refuse_options_of_models(options: argparse.Namespace) -> None:
-    """Raise UserError for what needs the model's own files, or a process for each card."""
+def _check_options_of_endpoints(options: argparse.Namespace) -> None:
+    """Raise UserError for a limit of no time, and for what needs the model's own files or a process for each card."""
     given = {
         "--model": options.model is not None,
         "--environment": options.environment not in (None, "none"),
@@ -234,6 +234,8 @@ def _refuse_options_of_models(options: argparse.Namespace) -> None:
     }
     for name in (name for name, is_given in given.items() if is_given):
         raise UserError(f"{name} is for a model of files, and --endpoint asks a served one: leave one of them out")
+    if not 0 < options.endpoint_timeout < float("inf"):
+        raise UserError(f"--endpoint-timeout is {options.endpoint_timeout:g}; it must be above 0 seconds")
     if world_size() > 1:
         raise UserError("--endpoint needs one process, which sends --batch-size requests at once: use no torchrun")
 
