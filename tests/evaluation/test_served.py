@@ -158,6 +158,19 @@ def test_a_mistake_is_one_line_before_anything_is_asked(
     assert not server.asked and not (tmp_path / "out").exists()
 
 
+def test_a_folder_names_the_model_whose_results_it_has(
+    server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation of the first model is given up: the page would show the second one's results under its name."""
+    monkeypatch.setattr("vlm_rl.chat_endpoint.batch._LONGEST_PAUSE", 0.0)
+    out = tmp_path / "out"
+    assert run(server, "box_twice", data, out, "--temperature", "0", "--batch-size", "2") == 2
+    assert read_run(out).config().model.path == "only" and not read_run(out).evals()
+    assert run(server, "two", data, out, "--temperature", "0", "--endpoint-model", "b") == 0
+    (result,) = read_run(out).evals()
+    assert read_run(out).config().model.path == result.summary["model"] == "b"
+
+
 def test_results_of_another_model_stay_alone(server: ChatServer, data: Path, tmp_path: Path) -> None:
     assert run(server, "box", data, tmp_path / "out", "--temperature", "0") == 0
     assert run(server, "two", data, tmp_path / "out", "--endpoint-model", "a") == 2

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from vlm_rl.config import Config
+from vlm_rl.config import Config, save_config
 from vlm_rl.distributed import barrier, from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.settings import run_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.untrusted.plain_files import check_plain_tree
 
 ENDPOINT_CACHE, JUDGE_CACHE = "endpoint_cache", "judge_cache"  # folders of replies, made with the first one
@@ -66,7 +67,7 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
     """Open the folder for the results; a new one is removed again if it gets neither results, answers nor replies.
 
     Args:
-        config: what a new folder records; its `out` is the folder.
+        config: what a new folder records, and one without a finished set; its `out` is the folder.
         contaminated: benchmarks that the model was trained on.
 
     Raises UserError if another process writes there.
@@ -79,6 +80,8 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         if is_new:
             results.create(config)
         lock.acquire()
+        if not is_new and _was_given_up(results):
+            write_atomically(results.path / results.config_file, partial(save_config, config))
         if contaminated:
             results.stamp_contaminated(contaminated)
 
@@ -91,6 +94,14 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
             if rank() == 0 and is_new and not (results.evals() or num_answered(results.path) or replies):
                 shutil.rmtree(results.path)
             raise
+
+
+def _was_given_up(results: RunDirectory) -> bool:
+    """Tell whether an evaluation of a model alone began here and finished no set: what it recorded holds no more."""
+    if results.evals() or results.metrics():
+        return False
+    config = results.config()
+    return not config.eval.every and config.data.eval == config.data.train
 
 
 def num_answered(out: Path, journals: str = ".*.jsonl") -> int:
