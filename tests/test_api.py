@@ -85,3 +85,22 @@ def test_a_mistake_names_the_argument_and_what_is_known(arguments: dict[str, obj
     with pytest.raises(vlm_rl.UserError) as error:
         vlm_rl.grade(r"\boxed{1}", **{"gold": "1", **arguments})
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"images": "blnak"}, ["--images", "'blnak'", "shuffled"]),
+        ({"mode": "offical"}, ["--mode", "'offical'", "strict"]),
+        ({"sampler": "hf"}, ["--sampler", "'hf'", "transformers"]),
+        ({"samples": "many"}, ["--samples", "'many'"]),
+        ({"seed": -1}, ["--seed", "'-1'"]),
+        ({"sampels": 4}, ["'sampels'", "samples"]),
+    ],
+)
+def test_a_setting_of_an_evaluation_is_checked_as_the_commands_option(
+    settings: dict[str, object], words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(vlm_rl.UserError) as error:
+        vlm_rl.evaluate(tmp_path / "model", tmp_path / "set", tmp_path / "out", **settings)
+    assert all(word in str(error.value) for word in words), error.value

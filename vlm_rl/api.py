@@ -6,11 +6,11 @@ These functions are offered by `vlm_rl` itself: `vlm_rl.grade`, `vlm_rl.read_run
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from vlm_rl.data.golds import infer_answer_type
 from vlm_rl.errors import UserError, near
@@ -208,22 +208,20 @@ def evaluate(
     Raises:
         UserError: an unknown setting, and for model, sets and folder as the command; nothing is written then.
     """
-    from argparse import ArgumentParser
-
     from vlm_rl.commands.measuring import add_eval
     from vlm_rl.errors import StoppedError
     from vlm_rl.session.preflight import preflight_eval
 
-    parser = ArgumentParser()
+    parser = _Options()
     add_eval(parser.add_subparsers())
-    options = parser.parse_args(["eval"])
     others = ("command", "output", "model", "data", "out")
-    known = {name for name in vars(options) if name not in others and not name.startswith("endpoint")}
-    for name, value in settings.items():
-        if name not in known:
-            hint = near(name, known, otherwise=f"known are {', '.join(sorted(known))}")
-            raise UserError(f"evaluate() has no setting {name!r}: {hint}")
-        setattr(options, name, Path(value) if name in ("reward", "judge_cache") else value)
+    defaults = vars(parser.parse_args(["eval"]))
+    known = {name for name in defaults if name not in others and not name.startswith("endpoint")}
+    if unknown := [name for name in settings if name not in known]:
+        hint = near(unknown[0], known, otherwise=f"known are {', '.join(sorted(known))}")
+        raise UserError(f"evaluate() has no setting {unknown[0]!r}: {hint}")
+    given = {name: value for name, value in settings.items() if value != defaults[name]}
+    options = parser.parse_args(["eval", *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())])
     options.out, options.data = Path(out), _paths(data)
     options.model = preflight_eval(
         Path(model), options.data, sampler=options.sampler, tensor_parallel=options.tensor_parallel
@@ -236,6 +234,13 @@ def evaluate(
             return evaluate_sets(options)
     except StoppedError:
         raise UserError(f"{out}: the evaluation was stopped; the same call continues it") from None
+
+
+class _Options(ArgumentParser):
+    """Reads the settings of `evaluate` as the command reads its options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"evaluate(): {message}")
 
 
 def write_report(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.helpers.benchmark_rows import REAL_FILES
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
 from vlm_rl.config import RewardConfig, parse_config, save_config
 from vlm_rl.data.prompts import PromptBuilder
@@ -314,13 +315,18 @@ def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> No
 def test_ctrl_c_says_what_is_kept(
     sampler, builder, grader: Grader, tmp_path: Path, capsys, answered, finished, said
 ) -> None:
-    """Of two sets of six problems one is finished, at the step `finished`: only that of this evaluation counts."""
+    """Of two sets of six problems one is finished, at the step `finished`: only that of this evaluation counts.
+
+    Nor does what an evaluation of another step, or of another set, has answered.
+    """
     evaluation = run_evaluation(sampler, builder, grader, samples=1)
     if finished:
         RunDirectory(tmp_path).write_eval("toy-test", finished, evaluation.records, evaluation.summary)
     with pytest.raises(KeyboardInterrupt) as stop, stopping(tmp_path, {"toy-test": 6, "set": 6}, step=60):
-        with Journal.open(tmp_path / "eval/.set-000060-0.jsonl", {"seed": 0}) as journal:
-            journal.add([[record] for record in evaluation.records[:answered]])
+        counted = {".set-000060-0": answered, ".set-000020-0": 6, ".other-000060-0": 6}
+        for name, number in counted.items():
+            with Journal.open(tmp_path / f"eval/{name}.jsonl", {"seed": 0}) as journal:
+                journal.add([[record] for record in evaluation.records[:number]])
         raise KeyboardInterrupt
     line = f"stopped by Ctrl-C; {said.format(tmp_path)}"
     assert capsys.readouterr().out == f"{line}\n"
@@ -519,6 +525,8 @@ def test_what_the_part_is_belongs_to_the_settings_and_how_it_is_reached_does_not
     first = settings_with(judge=judge)
     assert changed_settings(first, settings_with(judge=judge | {"url": "http://b/v1", "timeout": 3.0})) == []
     assert changed_settings(first, settings_with(judge=judge | {"model": "n"})) == ["accuracy_part"]
+    (tmp_path / "prompt.txt").write_text("Is this right? {response}")
+    assert changed_settings(first, settings_with(judge=judge)) == ["accuracy_part"], "other words in the same file"
     assert changed_settings(first, settings_with(iou={"role": "accuracy"})) == ["accuracy_part"]
     plain = answer_settings(PROBLEMS, asking, Judging(grader))
     assert (
@@ -636,3 +644,19 @@ def test_results_of_one_model_do_not_join_those_of_another(tmp_path: Path) -> No
                 refuse_another_model(results.path, asked, run)
         else:
             refuse_another_model(results.path, asked, run)
+
+
+def test_a_result_does_not_depend_on_the_other_sets_of_the_command(tiny_model: Path, tmp_path: Path) -> None:
+    """Sets whose images were brought to different sizes: one that is finished is kept where another is added."""
+    sides = {"small": 56, "large": 112}
+    for name, side in sides.items():
+        write_problems([problem(0, png(0))], tmp_path / name, {"min_pixels": 3136, "max_pixels": side * side})
+    words = ["eval", "--model", str(tiny_model), "--sampler", "transformers", "--max-tokens", "4"]
+    for out, names in (("alone", ["small"]), ("both", ["small", "large"]), ("alone", ["small", "large"])):
+        data = [str(tmp_path / name) for name in names]
+        assert main([*words, "--out", str(tmp_path / out), "--data", *data]) == 0
+    alone, both = (
+        {r.benchmark: r.summary for r in RunDirectory(tmp_path / out).evals()} for out in ("alone", "both")
+    )
+    assert alone == both
+    assert {name: summary["max_pixels"] for name, summary in both.items()} == {n: s * s for n, s in sides.items()}

@@ -79,6 +79,39 @@ def test_several_responses_are_asked_for_with_seeds_of_their_own(
     assert len(server.asked) == len({body["seed"] for body in server.asked}) == 12
 
 
+@pytest.mark.parametrize("key", ["x", "1", "EMPTY"])
+def test_a_placeholder_for_a_key_changes_no_response(
+    key: str, server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that take any key are given one of these, and no word of theirs is masked for it."""
+    monkeypatch.setenv("SERVED_KEY", key)
+    assert run(server, "box", data, tmp_path / "out", "--temperature", "0", "--endpoint-key-env", "SERVED_KEY") == 0
+    (result,) = read_run(tmp_path / "out").evals()
+    responses = result.rows(["response"]).to_pylist()
+    assert responses[0]["response"] == "<think>I count</think><answer>\\boxed{1}</answer>"
+
+
+@pytest.mark.parametrize("seed", ["null", "5"])
+def test_several_responses_are_asked_for_where_no_seed_tells_them_apart(
+    seed: str, server: ChatServer, data: Path, tmp_path: Path
+) -> None:
+    how = ("--temperature", "1", "--samples", "3", "--endpoint-extra", f'{{"seed": {seed}}}')
+    assert run(server, "box", data, tmp_path / "out", *how) == 0
+    assert len(server.asked) == 12, "a reply is the reply to one response, not to all of a problem"
+    assert {body.get("seed") for body in server.asked} == {{"null": None, "5": 5}[seed]}
+
+
+def test_replies_of_a_batch_that_failed_are_not_paid_for_twice(
+    server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlm_rl.chat_endpoint.batch._LONGEST_PAUSE", 0.0)
+    out = tmp_path / "out"
+    assert run(server, "box_twice", data, out, "--temperature", "0") == 2, "all four were one batch"
+    del server.asked[:]  # it works again
+    assert run(server, "box_twice", data, out, "--temperature", "0") == 0
+    assert len(server.asked) == 2, "two were kept"
+
+
 def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kept(
     server: ChatServer,
     data: Path,
@@ -113,6 +146,8 @@ def test_what_a_broken_endpoint_does_not_answer_is_not_wrong_and_the_rest_is_kep
         (["--endpoint-extra", '{"a":' * 20_000], "nested too deeply"),
         (["--endpoint-model", "other"], "--endpoint-model is 'other'"),
         (["--endpoint-key-env", "NOT_SET_HERE"], "NOT_SET_HERE is not set"),
+        (["--endpoint-timeout", "0"], "--endpoint-timeout is 0; it must be above 0"),
+        (["--endpoint-timeout", "nan"], "--endpoint-timeout is nan; it must be above 0"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_asked(
@@ -121,6 +156,19 @@ def test_a_mistake_is_one_line_before_anything_is_asked(
     assert run(server, "box", data, tmp_path / "out", *words) == 2
     assert told in capsys.readouterr().err
     assert not server.asked and not (tmp_path / "out").exists()
+
+
+def test_a_folder_names_the_model_whose_results_it_has(
+    server: ChatServer, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation of the first model is given up: the page would show the second one's results under its name."""
+    monkeypatch.setattr("vlm_rl.chat_endpoint.batch._LONGEST_PAUSE", 0.0)
+    out = tmp_path / "out"
+    assert run(server, "box_twice", data, out, "--temperature", "0", "--batch-size", "2") == 2
+    assert read_run(out).config().model.path == "only" and not read_run(out).evals()
+    assert run(server, "two", data, out, "--temperature", "0", "--endpoint-model", "b") == 0
+    (result,) = read_run(out).evals()
+    assert read_run(out).config().model.path == result.summary["model"] == "b"
 
 
 def test_results_of_another_model_stay_alone(server: ChatServer, data: Path, tmp_path: Path) -> None:

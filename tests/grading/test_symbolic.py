@@ -50,6 +50,25 @@ def test_cpu_time_decides_and_good_queries_survive(client: SymbolicClient) -> No
     assert (replies[1][1], replies[3][1]) == (True, False)
 
 
+def test_a_process_with_thousands_of_open_files_is_answered() -> None:
+    """A trainer's limit of files is far above 1024, and so may be the number of a pipe."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this machine lets a process have {hard} open files")
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    client = SymbolicClient(workers=1, timeout=5.0)
+    try:
+        while not held or held[-1] < 1100:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        assert client.answer([("equal", "x+1", "1+x")]) == [("ok", True)]
+    finally:
+        client.close()
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_wait_for_replies_shows_that_it_goes_on(client: SymbolicClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """One endless query takes 0.5 s of CPU time, into which 25 looks fit; where much runs, each takes longer."""
     signs = list[None]()

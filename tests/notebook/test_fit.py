@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +14,9 @@ import pytest
 import vlm_rl
 from tests.helpers import own_reward
 from tests.helpers.toy_runs import Runner
-from vlm_rl.config import FunctionConfig, RewardConfig
+from vlm_rl.config import FunctionConfig, RewardConfig, parse_config
 from vlm_rl.grading.grader import Grader
-from vlm_rl.notebook.settings import flat_keys, reward_functions
+from vlm_rl.notebook.settings import flat_keys, resumed_configuration, reward_functions
 from vlm_rl.rewards.cell_functions import CellFunction
 from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.run.directory import RunDirectory
@@ -132,6 +133,23 @@ def test_a_function_of_a_module_keeps_its_process_and_one_of_a_cell_stays_here()
     assert [own for _, own in named.values()][:3] == [None, None, inner]
 
 
+def test_a_resume_refuses_functions_that_its_run_does_not_have(tmp_path: Path) -> None:
+    """Its reward is the run's: another function, of a module or of a cell, would not be called."""
+    tree: dict[str, Any] = {"out": str(tmp_path), "model": {"path": "m"}, "data": {"train": ["s"]}}
+    known = {"mine": {"path": "tests.helpers.own_reward.short_words"}, "inner": {"path": "cell:inner"}}
+    tree["reward"] = {"allow_function": True, "functions": known}
+    RunDirectory(tmp_path).create(parse_config(tree, where="test"))
+    run = RunDirectory(tmp_path).open()
+    given: dict[str, Any] = {"inner": lambda *_: 1.0}
+    resumed_configuration(run, None, reward_functions(given), {})
+    resumed_configuration(run, None, reward_functions(given | {"theirs": own_reward.short_words}), {})
+    for other in ({"more": "tests.helpers.own_reward.digest"}, {"mine": own_reward.digest}):
+        with pytest.raises(vlm_rl.UserError, match=r"no function tests\.helpers\.own_reward\.digest.*new run"):
+            resumed_configuration(run, None, reward_functions(given | other), {})
+    with pytest.raises(vlm_rl.UserError, match="functions inner of a cell, and reward gives none"):
+        resumed_configuration(run, None, {}, {})
+
+
 # -- functions of this process -----------------------------------------------------------------------
 
 
@@ -150,6 +168,43 @@ def test_every_contract_is_called_in_this_process() -> None:
     assert outcomes(lambda problem, response, grade, num_tokens: num_tokens, "a", "bb") == [1, 2]
     assert outcomes(lambda completions: [len(text) for text in completions], "a", "bb") == [1, 2]
     assert outcomes(slowly, "a", "bb") == [1, 2] and calls == ["a", "bb"]
+
+
+def test_an_async_function_has_one_event_loop_for_all_batches() -> None:
+    """A client or a lock that a cell keeps is bound to the loop that it was first used in."""
+    lock = asyncio.Lock()
+
+    async def mine(problem: Problem, response: str, grade: Grade, num_tokens: int) -> float:
+        async with lock:
+            await asyncio.sleep(0)
+            return num_tokens
+
+    async def of_group(problem: Problem, responses: list[str]) -> list[float]:
+        return [await mine(problem, text, RIGHT, len(text)) for text in responses]
+
+    async def stops(completions: list[str]) -> list[float]:
+        raise SystemExit
+
+    cell = CellFunction(mine, "reward.functions.mine.path", timeout=60.0)
+    calls = [(PROBLEM, text, RIGHT, len(text)) for text in ("a", "bb")]
+    assert [cell.outcomes(calls) for _ in range(2)] == [[1, 2], [1, 2]]
+    assert "SystemExit" in outcomes(stops, "a", stops_run=False)[0]
+    assert outcomes(of_group, "a", "bb") == [1, 2], "of another function of the same cell too"
+
+
+def test_a_failure_cancels_the_async_calls_beside_it() -> None:
+    ended: list[str] = []
+
+    async def mine(problem: Problem, response: str, grade: Grade, num_tokens: int) -> float:
+        try:
+            await asyncio.sleep(0.0 if response == "bad" else 60.0)
+        finally:
+            ended.append(response)
+        raise ValueError(response)
+
+    with pytest.raises(vlm_rl.UserError, match="raised ValueError: bad"):
+        outcomes(mine, "slow", "bad", timeout=120.0)
+    assert ended == ["bad", "slow"]
 
 
 @pytest.mark.parametrize(

@@ -364,6 +364,27 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
+    ("change", "other"),
+    [
+        ({"accuracy_part": {"name": "judge", "model": "n"}}, ["accuracy_part"]),  # of the same rule
+        ({"environment": {"name": "zoom"}}, ["environment"]),  # only named where there is one
+        ({"environment": {"name": "zoom"}, "sampling": None}, []),  # a scored file does not say how it was asked
+        ({}, []),
+    ],
+)
+def test_what_was_not_asked_or_judged_alike_is_named(
+    change: dict[str, Any], other: list[str], tmp_path: Path
+) -> None:
+    asked = {"rule": "reward.judge", "accuracy_part": {"name": "judge", "model": "m"}, "sampling": {"top_p": 1.0}}
+    for name, summary in (("a", asked), ("b", asked | change)):
+        summary = {key: value for key, value in summary.items() if value is not None}
+        records(tmp_path / f"{name}.parquet", "10", 5).with_suffix(".json").write_text(json.dumps(summary))
+    files, out = [str(tmp_path / f"{name}.parquet") for name in "ab"], tmp_path / "out.json"
+    assert main(["eval", "compare", *files, "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["compared"][0]["other_settings"] == other
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["a.parquet"], ["two results"]),

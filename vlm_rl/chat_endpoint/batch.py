@@ -83,6 +83,7 @@ class BatchClient:
         items: Sequence[T],
         *,
         body_of: Callable[[T], dict[str, Any]],
+        apart_of: Callable[[T], str] = lambda item: "",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> list[BatchReply]:
         """Return a reply for each item, in order. Once `is_stopped` says so, the missing ones stay empty.
@@ -91,12 +92,14 @@ class BatchClient:
             items: what is asked about.
             body_of: makes the request of an item, as the protocol of chat completions writes it. It is called when
                 the request is sent, since a body may hold images.
+            apart_of: makes a text of an item; equal requests with different texts are each sent.
             is_stopped: asked while waiting.
 
         Raises OSError if the cache cannot be written.
         """
         replies = [BatchReply() for _ in items]
-        batch = _Batch((body_of(item), reply) for item, reply in zip(items, replies, strict=True))
+        pairs = zip(items, replies, strict=True)
+        batch = _Batch((body_of(item), apart_of(item), reply) for item, reply in pairs)
         asyncio.run(self._ask_all(batch, min(self._concurrency, len(items)), is_stopped))
         return replies
 
@@ -117,22 +120,22 @@ class BatchClient:
 
     async def _work(self, http: httpx.AsyncClient, batch: _Batch) -> None:
         """Take requests from the batch until none is left."""
-        for body, reply in batch.left:
+        for body, apart, reply in batch.left:
             if batch.failures >= max(_MIN_FAILURES, self._concurrency):
                 asked = f"{self.endpoint.called} was not asked"
                 reply.failure = f"{asked}: {batch.failures} requests in a row had failed"
                 continue
             try:
-                reply.completion = await self._answer(http, body, reply.cost, batch)
+                key = key_of(self.endpoint.url, body, apart)
+                reply.completion = await self._answer(http, key, body, reply.cost, batch)
                 batch.failures = 0
             except EndpointError as error:
                 reply.failure = str(error)
                 batch.failures += 1
 
     async def _answer(
-        self, http: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int], batch: _Batch
+        self, http: httpx.AsyncClient, key: str, body: dict[str, Any], cost: dict[str, int], batch: _Batch
     ) -> Completion:
-        key = key_of(self.endpoint.url, body)
         async with batch.locks[key]:  # of equal requests, one is sent
             if (kept := self._cache.get(key)) is not None:
                 cost["cached"] = 1
@@ -162,6 +165,6 @@ class BatchClient:
 class _Batch:
     """What the workers of one batch share."""
 
-    left: Iterator[tuple[dict[str, Any], BatchReply]]
+    left: Iterator[tuple[dict[str, Any], str, BatchReply]]
     failures: int = 0  # in a row
     locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))

@@ -24,9 +24,10 @@ from vlm_rl.untrusted.plain_files import check_plain
 _CHECK = TypeAdapter(Completion)
 
 
-def key_of(url: str, body: dict[str, Any]) -> str:
-    """Return the name of a request: server and body, images included, in 64 hex digits."""
-    return sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
+def key_of(url: str, body: dict[str, Any], apart: str = "") -> str:
+    """Return the name of a request in 64 hex digits: of server, body, images included, and what sets it apart."""
+    tree = [url, body, apart] if apart else [url, body]
+    return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 class ReplyCache:

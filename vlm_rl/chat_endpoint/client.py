@@ -31,6 +31,7 @@ from vlm_rl.untrusted.json_object import read_object
 MAX_BYTES = 2**20  # of a reply that comes as one JSON object
 _MAX_SHOWN = 300  # characters of the server's words in a message
 _MAY_PASS = frozenset((408, 409, 425, 429))  # statuses of a server that is busy; those from 500 on too
+_SHORTEST_SECRET = 6  # characters of a key: a shorter one is a placeholder, such as x or EMPTY
 _REFUSALS = frozenset((400, 422))
 _IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))
 
@@ -275,8 +276,8 @@ class ChatEndpoint:
         return served[0]
 
     def masked(self, text: str) -> str:
-        """Return a text of the server's without the key, which it may send back."""
-        return text.replace(self._key, "***") if self._key else text
+        """Return a text of the server's without the key, which it may send back. A placeholder for one stays."""
+        return text.replace(self._key, "***") if len(self._key) >= _SHORTEST_SECRET else text
 
     def shown(self, text: str) -> str:
         """Return a text of the server's as a message may hold it: in one line, short, without the key."""

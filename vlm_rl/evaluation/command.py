@@ -33,7 +33,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import refuse_another_model, results_folder
+from vlm_rl.evaluation.results_folder import JUDGE_CACHE, refuse_another_model, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
     answer_settings,
@@ -127,6 +127,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             asked: dict[str, Asking] = {}
             for item in sets:
                 own = builder.with_template(item.how.template)
+                # Those of the set alone, whose result does not depend on the other sets.
+                own.min_pixels, own.max_pixels = item.min_pixels, min(builder.max_pixels, item.max_pixels)
                 host = _open_host(environment, own, grader, opened)
                 asked[item.name] = _asking(item, options, origin, own, sampler, host)
             settings_of = [_settings(item, options, asked[item.name], judgings[item.name]) for item in sets]
@@ -240,7 +242,7 @@ def _open_accuracy(
             config,
             template=eval_set.how.template,
             model_type=builder.config.model_type,
-            judge_cache=options.judge_cache or options.out / "judge_cache",
+            judge_cache=options.judge_cache or options.out / JUDGE_CACHE,
         )
     except UserError as error:
         raise UserError(f"{error}; for another part of the reward, or none: --reward FILE") from None

@@ -32,8 +32,8 @@ from vlm_rl.untrusted.json_object import read_object
 Scores = dict[str, ProblemScore]
 _COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]
 _SETTINGS = (
-    *("rule", "template", "template_record", "images", "sampling", "dtype", "min_pixels", "max_pixels"),
-    *("data_sha256", "grader_version"),
+    *("rule", "accuracy_part", "template", "template_record", "images", "sampling", "dtype"),
+    *("min_pixels", "max_pixels", "data_sha256", "grader_version"),
 )
 _ADVICE = "give the folder or the Parquet file of vlm-rl eval, or the file of vlm-rl score --json"
 _MOST_LINES = 40  # categories that are printed
@@ -121,7 +121,7 @@ def _compared(
         )
     parts = by_category(a.problems, b.problems)
     own = pair(_headline_parts(a), _headline_parts(b))
-    other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]
+    other = _other_settings(a.summary, b.summary)
     headline = {} if own is None else {a.summary["headline"]: own}
     rule = str(a.summary.get("rule", "")) if "rule" not in other else ""
     print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other, rule=rule))
@@ -139,6 +139,15 @@ def _compared(
         "by_pass_rate": {key: asdict(part) for key, part in by_rate.items()},
         "by_facet": {key: asdict(part) for key, part in by_facet.items()},
     }
+
+
+def _other_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return the settings that differ, of those that both results state."""
+    other = [key for key in _SETTINGS if key in a and key in b and a[key] != b[key]]
+    # A result of `vlm-rl eval` without an environment does not name one; a scored file does not say how it was asked.
+    if "sampling" in a and "sampling" in b and a.get("environment") != b.get("environment"):
+        other.append("environment")
+    return other
 
 
 def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, list[str]]]:

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from vlm_rl.config import Config
+from vlm_rl.config import Config, save_config
 from vlm_rl.distributed import barrier, from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.settings import run_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
+from vlm_rl.run.run_files import write_atomically
 from vlm_rl.untrusted.plain_files import check_plain_tree
+
+ENDPOINT_CACHE, JUDGE_CACHE = "endpoint_cache", "judge_cache"  # folders of replies, made with the first one
 
 
 def refuse_existing(out: Path, names: Sequence[str], step: int) -> None:
@@ -61,10 +64,10 @@ def _begun_with(run: Path) -> Path | None:
 
 @contextmanager
 def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[RunDirectory]:
-    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers.
+    """Open the folder for the results; a new one is removed again if it gets neither results, answers nor replies.
 
     Args:
-        config: what a new folder records; its `out` is the folder.
+        config: what a new folder records, and one without a finished set; its `out` is the folder.
         contaminated: benchmarks that the model was trained on.
 
     Raises UserError if another process writes there.
@@ -77,6 +80,8 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         if is_new:
             results.create(config)
         lock.acquire()
+        if not is_new and _was_given_up(results):
+            write_atomically(results.path / results.config_file, partial(save_config, config))
         if contaminated:
             results.stamp_contaminated(contaminated)
 
@@ -85,11 +90,20 @@ def results_folder(config: Config, *, contaminated: Sequence[str]) -> Iterator[R
         try:
             yield results
         except BaseException:
-            if rank() == 0 and is_new and not results.evals() and not num_answered(results.path):
+            replies = [name for name in (ENDPOINT_CACHE, JUDGE_CACHE) if (results.path / name).exists()]
+            if rank() == 0 and is_new and not (results.evals() or num_answered(results.path) or replies):
                 shutil.rmtree(results.path)
             raise
 
 
-def num_answered(out: Path) -> int:
+def _was_given_up(results: RunDirectory) -> bool:
+    """Tell whether an evaluation of a model alone began here and finished no set: what it recorded holds no more."""
+    if results.evals() or results.metrics():
+        return False
+    config = results.config()
+    return not config.eval.every and config.data.eval == config.data.train
+
+
+def num_answered(out: Path, journals: str = ".*.jsonl") -> int:
     """Return how many problems the journals there hold, each a line after the first: the same command keeps them."""
-    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in (out / "eval").glob(".*.jsonl"))
+    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in (out / "eval").glob(journals))

@@ -29,7 +29,7 @@ from vlm_rl.distributed import world_size
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import results_folder
+from vlm_rl.evaluation.results_folder import ENDPOINT_CACHE, results_folder
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings
 from vlm_rl.evaluation.scores import score_line
 from vlm_rl.evaluation.sets import EvalSet, Origin, answer_set, open_judge_of, open_sets, stopping, unanswered
@@ -128,8 +128,12 @@ class ServedModel:
             assert isinstance(prompt, ServedPrompt)
             return self._body(prompt, request.params, seed=request.seed_of(index, g))
 
+        def apart_of(place: tuple[int, int]) -> str:
+            return str(request.seed_of(*place)) if "seed" in self._extra else ""
+
+        replies = self._batch.ask(asked, body_of=body_of, apart_of=apart_of)
         groups: list[list[Rollout]] = [[] for _ in request.prompts]
-        for (index, g), reply in zip(asked, self._batch.ask(asked, body_of=body_of), strict=True):
+        for (index, g), reply in zip(asked, replies, strict=True):
             name = request.prompts[index].problem_id
             if reply.completion is None:
                 raise UserError(
@@ -162,7 +166,7 @@ def evaluate_served(options: argparse.Namespace) -> RunDirectory:
     request that failed; StoppedError after SIGTERM.
     """
     check_options(options)
-    _refuse_options_of_models(options)
+    _check_options_of_endpoints(options)
     sets = open_sets(options, _ORIGIN)
     judge_model = open_judge_of(options, sets)
     for item in sets:
@@ -172,7 +176,7 @@ def evaluate_served(options: argparse.Namespace) -> RunDirectory:
         model=options.endpoint_model,
         key_env=options.endpoint_key_env,
         extra=options.endpoint_extra,
-        cache=options.out / "endpoint_cache",
+        cache=options.out / ENDPOINT_CACHE,
         timeout=options.endpoint_timeout,
         concurrency=options.batch_size,
     )
@@ -219,8 +223,8 @@ def _settings(
     } | answer_settings(item.problems, asking, judging)
 
 
-def _refuse_options_of_models(options: argparse.Namespace) -> None:
-    """Raise UserError for what needs the model's own files, or a process for each card."""
+def _check_options_of_endpoints(options: argparse.Namespace) -> None:
+    """Raise UserError for a limit of no time, and for what needs the model's own files or a process for each card."""
     given = {
         "--model": options.model is not None,
         "--environment": options.environment not in (None, "none"),
@@ -230,6 +234,8 @@ def _refuse_options_of_models(options: argparse.Namespace) -> None:
     }
     for name in (name for name, is_given in given.items() if is_given):
         raise UserError(f"{name} is for a model of files, and --endpoint asks a served one: leave one of them out")
+    if not 0 < options.endpoint_timeout < float("inf"):
+        raise UserError(f"--endpoint-timeout is {options.endpoint_timeout:g}; it must be above 0 seconds")
     if world_size() > 1:
         raise UserError("--endpoint needs one process, which sends --batch-size requests at once: use no torchrun")
 

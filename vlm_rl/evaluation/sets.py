@@ -18,7 +18,7 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.evaluate import Asking, Judging
-from vlm_rl.evaluation.results_folder import num_answered, refuse_existing
+from vlm_rl.evaluation.results_folder import JUDGE_CACHE, num_answered, refuse_existing
 from vlm_rl.evaluation.resume import AnswerSettings, changed_settings, evaluate_into, journal_path
 from vlm_rl.evaluation.scores import score_line
 from vlm_rl.evaluation.settings import SetSettings, choose_settings, split_note
@@ -96,7 +96,7 @@ def open_judge_of(options: argparse.Namespace, sets: Sequence[EvalSet]) -> Judge
         options.judge,
         name=options.judge_model,
         key_env=options.judge_key_env,
-        cache=options.judge_cache or options.out / "judge_cache",
+        cache=options.judge_cache or options.out / JUDGE_CACHE,
         mode=sets[0].how.mode,
         benchmarks=known,
     )
@@ -177,7 +177,10 @@ def stopping(out: Path, num_problems: Mapping[str, int], *, step: int) -> Iterat
 
 def _kept_text(out: Path, num_problems: Mapping[str, int], step: int) -> str:
     finished = {result.benchmark for result in RunDirectory(out).evals() if result.step == step}
-    kept = num_answered(out) + sum(number for name, number in num_problems.items() if name in finished)
+    kept = sum(
+        number if name in finished else num_answered(out, f".{name}-{step:06d}-*.jsonl")
+        for name, number in num_problems.items()
+    )
     total = sum(num_problems.values())
     if not kept:
         return f"stopped by Ctrl-C; none of {total:,} problems was answered yet: the same command starts over"

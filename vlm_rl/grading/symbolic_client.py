@@ -149,11 +149,12 @@ class SymbolicClient:
         assert self._server is not None
         assert self._server.stdout is not None
         deadline = time.monotonic() + seconds
-        pipe = self._server.stdout.fileno()
+        pipe, poll = self._server.stdout.fileno(), select.poll()  # select takes no file beyond the 1024th
+        poll.register(pipe, select.POLLIN)
         while b"\n" not in self._buffer:
             self._waits()
             left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([pipe], [], [], min(left, _LOOK_SECONDS))
+            ready = poll.poll(1000 * min(left, _LOOK_SECONDS))
             if not ready and left > _LOOK_SECONDS:
                 continue
             chunk = os.read(pipe, 1 << 16) if ready else b""

@@ -112,6 +112,13 @@ def resumed_configuration(
         raise UserError(
             f"{run.path}: its reward has the functions {has} of a cell, and reward gives {got}: give those"
         )
+    paths = {section.path for section in config.reward.functions.values()}
+    for path, own in functions.values():
+        if own is None and path not in paths:
+            raise UserError(
+                f"{run.path}: its reward has no function {path}, and a resume keeps the run's reward: leave it out "
+                "of reward, or give it to a new run"
+            )
     changed = dict(values) | ({} if model is None else {"model.path": str(model)})
     return with_values(config, changed), _own(functions)
 

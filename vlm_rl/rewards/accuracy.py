@@ -62,7 +62,8 @@ class AccuracyPart:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that decide the grades, as plain JSON."""
-        return {"name": self.name, **self._part.section.model_dump(mode="json", exclude=_HOW_TO_ASK)}
+        section = self._part.section.model_dump(mode="json", exclude=_HOW_TO_ASK)
+        return {"name": self.name, **section, **self._part.facts}
 
     def close(self) -> None:
         """End the process of a user's function."""

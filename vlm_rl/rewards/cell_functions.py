@@ -4,15 +4,18 @@
     outcomes = function.outcomes([(problem, response, grade, num_tokens), ...])
 
 Such a function cannot be imported by another process. So nothing can end it: a call that takes too long is noticed
-once it returns, and ends the run.
+once it returns, and ends the run. Those that are async have one event loop, which lasts as long as the process: what
+a cell keeps, a client or a lock, is bound to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from vlm_rl.errors import UserError
@@ -86,16 +89,42 @@ class CellFunction:
                 raise UserError(f"{self._key} at problem {calls[index][0].id!r} {said}: {_REMEDY}")
             outcomes[index] = fault or message["value"]
 
-        try:
-            with asyncio.Runner() as runner:
-                self._caller.answer(calls, reply, runner, groups=groups)
-        except _AbandonedError:
-            pass
+        with suppress(_AbandonedError):
+            self._caller.answer(calls, reply, _OWN_LOOP, groups=groups)
         return outcomes
 
 
 class _AbandonedError(Exception):
     """Raised where the step is going to be abandoned."""
+
+
+class _OwnLoop:
+    """Runs coroutines in an event loop of its own, in a thread that the first one starts."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], /) -> Any:
+        """Return what a coroutine returns. Raises what it raises."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="cell functions", daemon=True).start()
+        value, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
+        if error is not None:
+            raise error
+        return value
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await coroutine, None
+    except BaseException as error:  # SystemExit too, which would end the loop
+        return None, error
+
+
+_OWN_LOOP = _OwnLoop()
 
 
 def cell_function(functions: Mapping[str, Callable[..., Any]], path: str, key: str) -> Callable[..., Any]:

@@ -25,13 +25,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from vlm_rl.data.stored_images import open_stored
 from vlm_rl.errors import UserError
@@ -45,6 +45,12 @@ _COLUMNS = tuple(field.name for field in fields(Problem))
 _BATCH_NAMES = ("prompts", "completions", *_COLUMNS, "problems", "grades", "lengths")
 _GROUP_NAMES = ("problem", "responses", "grades", "lengths")
 _VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+class CoroutineRunner(Protocol):
+    """What runs the coroutines of async functions, as asyncio.Runner does."""
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], /) -> Any: ...
 
 
 def serve(options: Mapping[str, Any]) -> None:
@@ -106,7 +112,7 @@ class FunctionCaller:
         self.one_at_a_time = self._contract != "trl" and not self._is_async
 
     def answer(
-        self, calls: Sequence[Call], reply: SendReply, runner: asyncio.Runner, *, groups: Sequence[int] = ()
+        self, calls: Sequence[Call], reply: SendReply, runner: CoroutineRunner, *, groups: Sequence[int] = ()
     ) -> None:
         """Reply once for each call, with its index.
 
@@ -143,7 +149,7 @@ class FunctionCaller:
         except BaseException as error:
             return {"fault": _told(error)}
 
-    def _several(self, given: Mapping[str, Any], count: int, runner: asyncio.Runner) -> list[dict[str, Any]]:
+    def _several(self, given: Mapping[str, Any], count: int, runner: CoroutineRunner) -> list[dict[str, Any]]:
         """Call the function once for `count` responses."""
         what = "completions" if self._contract == "trl" else "responses"
         try:
@@ -166,7 +172,7 @@ class FunctionCaller:
             for index, outcome in zip(members, outcomes, strict=True):
                 reply({"index": index, **outcome})
 
-        await asyncio.gather(*map(answer, groups))
+        await _all_done(map(answer, groups))
 
     def _of_group(self, calls: Sequence[Call], members: Sequence[int]) -> dict[str, Any]:
         problems, *columns = (list(column) for column in zip(*(calls[index] for index in members), strict=True))
@@ -183,7 +189,7 @@ class FunctionCaller:
                 outcome = {"fault": late(self._timeout) if limit.expired() else _told(error)}
             reply({"index": index, **outcome})
 
-        await asyncio.gather(*(answer(index, call) for index, call in enumerate(calls)))
+        await _all_done(answer(index, call) for index, call in enumerate(calls))
 
     def _call(self, call: Call) -> Any:
         if self._contract == "positional":
@@ -252,6 +258,17 @@ def _checked(raw: Any) -> dict[str, Any]:
     except BaseException:  # a complex number, None, or an object whose own __float__ fails
         value = math.nan
     return {"value": value} if math.isfinite(value) else {"fault": f"returned {reprlib.repr(raw)}, no finite number"}
+
+
+async def _all_done(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at the same time. Raises what the first of them raises, once the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _awaited(result: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def open_judge(name: str, setup: RewardSetup) -> Iterator[Part]:
             lambda responses: judge.verdicts([r.call for r in responses], is_stopped=setup.is_stopped),
             may_fail=True,
             abort=judge.abort,
+            facts={"prompt_sha256": judge.prompt_sha256},
         )
 
 
@@ -71,6 +73,7 @@ class Judge:
         """Read the prompt file and the API key. Raises UserError if one is missing or cannot be used."""
         self._config = config
         self._prompt = read_prompt(Path(config.prompt))
+        self.prompt_sha256 = sha256(self._prompt.encode()).hexdigest()
         key = read_key(config.api_key_env, setting="reward.judge.api_key_env")
         self._batch = BatchClient(
             ChatEndpoint(config.url, key=key, called="the judge", timeouts=Timeouts(config.timeout)),

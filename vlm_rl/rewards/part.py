@@ -74,6 +74,7 @@ class Part:
     check: Callable[[Sequence[Problem]], None] = _nothing  # raises UserError for problems that it is not for
     abort: Callable[[], None] = _nothing  # makes `verdicts` in another thread end
     close: Callable[[], None] = _nothing
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else decides its values, as plain JSON
 
 
 Opener = Callable[[str, RewardSetup], Iterator[Part]]  # takes the part's name in the registry
