@@ -105,6 +105,8 @@ class Run:
     ) -> None:
         first = None if error is None or isinstance(error, SystemExit) else self._watch.tell(error)
         self._watch.close()
+        for line in self.close_trackers():  # of a start that failed before anything else closes them
+            print(line, file=sys.stderr, flush=True)
         self._lock.release()
         if isinstance(error, KeyboardInterrupt) and rank() == 0 and self._has_folder:
             error.args = (f"stopped at once: {self._what_is_lost()}",)  # it is said: cli.main prints no other line
