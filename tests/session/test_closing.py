@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from vlm_rl.config import parse_config
-from vlm_rl.errors import UserError
+from vlm_rl.config import Config, parse_config
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.session import session as module
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
@@ -110,13 +110,17 @@ def test_a_part_that_does_not_close_keeps_none_of_the_others(
     assert failure in (raised.value, raised.value.__context__)
 
 
+def a_config(out: Path) -> Config:
+    return parse_config({"out": str(out), "model": {"path": "m"}, "data": {"train": ["x"]}})
+
+
 def test_a_log_that_the_disk_refuses_is_closed_all_the_same(tmp_path: Path) -> None:
     """Else the next run of the process would write into it."""
     (tmp_path / "log.txt").mkdir()
     directory = SimpleNamespace(path=tmp_path, metrics=list)
     run: Any = SimpleNamespace(directory=directory, step=0, close_trackers=lambda: ["tensorboard: sent"])
     handlers = list(logging.getLogger().handlers)
-    recorder = Recorder(run, parse_config({"out": "o", "model": {"path": "m"}, "data": {"train": ["x"]}}))
+    recorder = Recorder(run, a_config(tmp_path))
     with pytest.raises(UserError, match=r"log\.txt could not be written"):
         recorder.close()
     assert logging.getLogger().handlers == handlers
@@ -125,10 +129,22 @@ def test_a_log_that_the_disk_refuses_is_closed_all_the_same(tmp_path: Path) -> N
 def test_trackers_that_nothing_else_closes_are_closed_with_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(
-        parse_config({"out": str(tmp_path / "run"), "model": {"path": "m"}, "data": {"train": ["x"]}}), resume=False
-    )
+    run = Run(a_config(tmp_path / "run"), resume=False)
     run.tracking = MagicMock(close=lambda: ["tensorboard: sent"])
     with pytest.raises(ValueError, match="refused"), run:
         raise ValueError("refused")
     assert capsys.readouterr().err == "tensorboard: sent\n"
+
+
+def test_what_gave_up_because_the_run_is_asked_to_stop_is_not_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever waits for servers gives up after SIGTERM, and says that none has answered."""
+    for asks, reason in ((lambda run: run._on_sigterm(), "stopped by SIGTERM"), (lambda run: None, "no server")):
+        run = Run(a_config(tmp_path / "run"), resume=False)
+        run.checkpoints = MagicMock()
+        asks(run)
+        run.ask_to_stop("no server")
+        with pytest.raises(StoppedError):
+            run.stop_if_asked(3, lambda: None)
+        assert capsys.readouterr().out.startswith(f"{reason} after step 3; resume with: ")

@@ -343,8 +343,9 @@ class Run:
         return self.step == self._saved_step
 
     def ask_to_stop(self, reason: str) -> None:
-        """Let the next `stop_if_asked` save and stop, and say why."""
-        self._stop_reason, self._is_stop_requested = reason, True
+        """Let the next `stop_if_asked` save and stop, and say why: the first reason, which others may follow from."""
+        if not self._is_stop_requested:
+            self._stop_reason, self._is_stop_requested = reason, True
 
     def is_stopped(self) -> bool:
         """Tell whether waiting code should give up. It marks this rank as alive, since callers have a time limit."""
