@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -188,4 +189,19 @@ def test_values_that_do_not_fit_together_are_refused(
         "algorithm": {"distillation": values},
     }
     with pytest.raises(UserError, match=message):
+        parse_config(tree, where="test")
+
+
+@pytest.mark.parametrize(("servers", "is_refused"), [([], False), (["http://127.0.0.1:8000"], True)])
+def test_servers_do_not_score_over_kept_ids(servers: list[str], is_refused: bool) -> None:
+    """A teacher in this process renormalises over what the sampler kept, as the policy does."""
+    tree = {
+        "out": "o",
+        "model": {"path": "m"},
+        "data": {"train": ["d"]},
+        "algorithm": {"distillation": {"teacher": "t", "servers": servers}},
+        "rollout": {"sampler": "transformers", "top_k": 5},
+    }
+    refused = "rollout.top_k is 5, and algorithm.distillation.servers are given, which score over all ids"
+    with pytest.raises(UserError, match=refused) if is_refused else nullcontext():
         parse_config(tree, where="test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ from hypothesis import strategies as st
 
 from tests.helpers.toy_runs import Toys
 from vlm_rl.config import parse_config
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.policy import over_kept
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.distribution import log_probs, process_logits
-from vlm_rl.types import KeptIds
+from vlm_rl.samplers.engine_settings import EngineSettings
+from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import KeptIds, Problem
 
 
 def test_ids_by_hand() -> None:
@@ -69,6 +75,25 @@ def test_a_run_with_top_p_has_the_sampler_s_log_probs(toys: Toys) -> None:
     assert 0.7 * 0.9 < record["rollout/kept_mass"] <= 1, "top-p counts within the 12 likeliest, which have nearly all"
     assert record["kl"] < 0.01 and 0 < record["grad_norm"] < math.inf
     assert record["entropy"] < math.log(12)
+
+
+def test_an_evaluation_with_top_p_alone_keeps_no_ids(tiny_model: Path) -> None:
+    """Nobody reads them, and no top_k bounds their memory: nearly the vocabulary, for each token."""
+    builder = PromptBuilder(tiny_model, template=TEMPLATES["plain"])
+    settings = EngineSettings(
+        model_path=str(tiny_model),
+        builder=builder,
+        max_model_len=100,
+        batch_size=2,
+        dtype=torch.float32,
+        returns_kept=True,
+    )
+    sampler = TransformersSampler(settings)
+    prompt = builder.build(Problem("p", "How many?", (), "4", "integer"))
+    for top_k in (0, 5):
+        params = SamplingParams(temperature=1.0, max_tokens=3, responses=2, top_p=0.9, top_k=top_k)
+        (rollouts,) = sampler.generate(SampleRequest([prompt], params, seed=0, step=0))
+        assert [rollout.kept is None for rollout in rollouts] == [top_k == 0] * 2
 
 
 @pytest.mark.parametrize(

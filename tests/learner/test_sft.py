@@ -187,6 +187,22 @@ def test_the_held_out_loss_is_that_of_a_batch_of_the_same_rows(toys: Toys, learn
 
 
 @pytest.mark.slow
+def test_held_out_losses_are_of_the_shorter_rows_once_memory_has_ended(toys: Toys, learnable: Path) -> None:
+    """As in a resume, which begins with them: its last step, made again, is the same bit for bit."""
+    path, run = sft_file(
+        toys, learnable, "memory",
+        data={"eval": [str(learnable)]}, train={"steps": 2}, eval={"every": 1}, checkpoint={"every": 1},
+    )  # fmt: skip
+    result = toys.runner("sft", path, faults={"end_memory": {"where": "backward", "rows": [1]}})
+    assert result.code == 0 and "repeating it with 150" in " ".join(result.output.split()), result.output[-3000:]
+    before, (_, last) = metrics_of(run), run.checkpoints()[-1]
+    shutil.rmtree(last)
+    again = toys.runner("sft", run.path, "--resume")
+    assert again.code == 0, again.output[-3000:]
+    assert metrics_of(run) == before
+
+
+@pytest.mark.slow
 def test_training_starts_from_its_checkpoint(toys: Toys, whole: RunDirectory) -> None:
     (_, folder) = whole.checkpoints()[-1]
     train = {"steps": 1}

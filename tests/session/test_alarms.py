@@ -40,3 +40,11 @@ def test_what_was_said_before_a_resume_is_not_said_again() -> None:
     alarms = Alarms([{"step": k, **one} for k, one in enumerate([*[step()] * 5, step(40.0, entropy=0.01)], 1)])
     assert alarms.after_step(7, step(40.0, entropy=0.01)) == []
     assert alarms.spikes.norm_steps == [6, 7], "but both are counted"
+
+
+def test_an_entropy_that_is_not_a_number_has_not_collapsed() -> None:
+    """That of a step whose gradient the guard refused, for instance. It is no measure for later ones either."""
+    none = step(norm=float("nan"), entropy=float("nan"))
+    assert said(none, step()) == []
+    assert said(none, *[step()] * 5, before=0) == []
+    assert len(said(none, *[step()] * 5, step(entropy=0.01), before=0)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -341,6 +342,31 @@ def test_kl_is_to_the_model_that_the_run_began_with(toys: Toys) -> None:
         config = toys.config("kl-in-parts", **changes, train={"steps": last})
         assert toys.runner("train", str(config), *(["--resume"] if last > 1 else [])).code == 0
     assert_equal_runs(toys.run("kl-in-parts"), whole)
+
+
+@pytest.mark.slow
+def test_kl_is_to_model_path_with_its_own_tower(toys: Toys, tmp_path: Path) -> None:
+    """Where a run starts from a checkpoint with another frozen tower, it equals one whose tower could be trained."""
+    from safetensors.torch import load_file, save_file
+
+    other = Path(shutil.copytree(toys.model, tmp_path / "other"))
+    weights = load_file(other / "model.safetensors")
+    towers = {name: tensor for name, tensor in weights.items() if "visual" in name}
+    assert towers
+    weights |= {name: 5 * tensor.flip(0) for name, tensor in towers.items()}
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    found = []
+    for freeze in ([], ["tower", "merger"]):
+        name = f"kl-start-{len(freeze)}"
+        train = {"steps": 1, "mini_batch_prompts": 4, "lr": 1e-9}
+        begun = toys.train_run(f"{name}-begun", model={"path": str(other), "freeze": freeze}, train=train)
+        config = toys.config(
+            name, model={"path": str(toys.model), "freeze": freeze}, algorithm={"kl_coef": 0.05}, train=train
+        )
+        result = toys.runner("train", config, "--start-from", begun.path)
+        assert result.code == 0, result.output[-3000:]
+        found += [record["kl"] for record in toys.run(name).metrics()]
+    assert found[0] > 1e-4 and found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 def test_overlong_filtering_trains_on_no_truncated_response(toys: Toys) -> None:

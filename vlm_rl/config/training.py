@@ -296,6 +296,11 @@ def _conflicts_of_teacher_servers(config: Config) -> Iterator[str]:
                 f"rollout.temperature is {t:g}, and algorithm.distillation.servers are given, which score at 1: "
                 "set it to 1, or let a teacher in this process score"
             )
+        if k := config.rollout.top_k:
+            yield (
+                f"rollout.top_k is {k}, and algorithm.distillation.servers are given, which score over all ids, not "
+                "over those that the sampler kept: leave top_k out, or let a teacher in this process score"
+            )
         if (size := config.train.sequence_parallel) > 1:
             yield (
                 f"train.sequence_parallel is {size}, and algorithm.distillation.servers are given: each rank of "

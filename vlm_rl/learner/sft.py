@@ -112,6 +112,7 @@ def mean_loss(
     builder: PromptBuilder,
     *,
     batch_size: int,
+    tokens: int,
 ) -> float:
     """Return the loss of examples at the current weights: minus the mean log-likelihood over their response tokens.
 
@@ -122,14 +123,14 @@ def mean_loss(
         examples: at least one.
         builder: builds the prompts, and encodes the responses.
         batch_size: examples whose prompts are in memory at a time.
+        tokens: the most of a row.
     """
-    budget = learner.config.micro_batch_tokens
     total = torch.zeros((), dtype=torch.float64)
     count = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(examples), batch_size):
         batch, prompts = examples[start : start + batch_size], PromptCache(builder)
         lengths = gather_shares([len(prompts[example.problem].ids) for example in share(batch)])
-        for row in pack_examples(batch, lengths, builder, prompts, learner.policy, budget):
+        for row in pack_examples(batch, lengths, builder, prompts, learner.policy, tokens):
             is_real_K = row.loss.weights_n[row.loss.response_K] > 0  # a row of padding keeps the ranks in step
             logp_K = learner.log_probs(row)
             if learner.policy.ranks.is_first:

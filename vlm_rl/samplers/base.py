@@ -50,11 +50,6 @@ class SamplingParams:
         assert self.temperature >= 0 and self.max_tokens > 0 and self.responses > 0, self
         assert 0 < self.top_p <= 1 and self.top_k >= 0, self
 
-    @property
-    def truncates(self) -> bool:
-        """Tell whether some ids are never sampled."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
-
 
 class Episode(Protocol):
     """One response of several turns, from the environment's side."""

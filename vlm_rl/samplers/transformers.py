@@ -328,7 +328,7 @@ class TransformersSampler:
             tokens = scaled.argmax(1) if noise is None else sample(scaled, noise[rows, t])
             ids[rows, t] = tokens
             logprobs[rows, t] = log_probs(scaled, tokens)
-            if self._returns_kept and params.truncates:
+            if self._returns_kept and params.top_k and params.temperature > 0:  # top_p alone would keep nearly all
                 place, index = scaled.isfinite().nonzero().unbind(1)
                 left_ids.append((rows, place, index))
             lengths[rows] += grows

@@ -40,7 +40,7 @@ class Alarms:
         """Return a line for each alarm that this step begins."""
         self.spikes.add(step, metrics)
         lines = [line for line in (self._norm(metrics), self._entropy(metrics)) if line]
-        if _ACCURACY in metrics and len(self._first) < FIRST:
+        if _ACCURACY in metrics and math.isfinite(metrics.get("entropy", math.nan)) and len(self._first) < FIRST:
             self._first.append(metrics)
         return lines
 
@@ -62,7 +62,7 @@ class Alarms:
             return None
         begun = fmean(first["entropy"] for first in self._first)
         before = fmean(first[_ACCURACY] for first in self._first)
-        if metrics["entropy"] >= COLLAPSE * begun or metrics[_ACCURACY] >= before + RISE:
+        if not (metrics["entropy"] < COLLAPSE * begun and metrics[_ACCURACY] < before + RISE):  # NaN too
             return None
         self._is_collapsed = True
         return (

@@ -86,7 +86,13 @@ class MiniBatches:
                 mini_batches = [mini_batches[0], *later]
         if reference is not None:
             with timings.phase("reference_logprobs"):
-                mini_batches = [learner.with_reference_log_probs(rows, reference) for rows in mini_batches]
+                # A run that starts from another's checkpoint has its frozen tower, which need not be model.path's.
+                has_own_tower = self._session.config.train.start_from is not None
+                seen = raw if has_own_tower else mini_batches
+                scored = [learner.with_reference_log_probs(rows, reference) for rows in seen]
+                if has_own_tower:
+                    scored = [with_log_probs_of(*pair) for pair in zip(mini_batches, scored, strict=True)]
+                mini_batches = scored
         return mini_batches
 
     def _with_teacher(

@@ -126,12 +126,14 @@ class Recorder:
     def close(self, failure: BaseException | None = None) -> None:
         """Remove the live line, log what ended the run before its time, and close log and trackers."""
         self.line.close()
-        for line in self.run.close_trackers():
-            self.note(line)
-        if self.log is not None:
-            if failure is not None:
-                self.log.failure(failure)
-            self.log.close()
+        try:
+            for line in self.run.close_trackers():
+                self.note(line)
+        finally:
+            if self.log is not None:
+                if failure is not None:
+                    self.log.failure(failure)
+                self.log.close()
 
 
 class Timings:

@@ -105,6 +105,8 @@ class Run:
     ) -> None:
         first = None if error is None or isinstance(error, SystemExit) else self._watch.tell(error)
         self._watch.close()
+        for line in self.close_trackers():  # of a start that failed before anything else closes them
+            print(line, file=sys.stderr, flush=True)
         self._lock.release()
         if isinstance(error, KeyboardInterrupt) and rank() == 0 and self._has_folder:
             error.args = (f"stopped at once: {self._what_is_lost()}",)  # it is said: cli.main prints no other line
@@ -341,8 +343,9 @@ class Run:
         return self.step == self._saved_step
 
     def ask_to_stop(self, reason: str) -> None:
-        """Let the next `stop_if_asked` save and stop, and say why."""
-        self._stop_reason, self._is_stop_requested = reason, True
+        """Let the next `stop_if_asked` save and stop, and say why: the first reason, which others may follow from."""
+        if not self._is_stop_requested:
+            self._stop_reason, self._is_stop_requested = reason, True
 
     def is_stopped(self) -> bool:
         """Tell whether waiting code should give up. It marks this rank as alive, since callers have a time limit."""

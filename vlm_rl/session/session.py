@@ -83,7 +83,7 @@ class Session:
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = run.join_ranks()
         self._opened = ExitStack()
-        with self._opened:  # closes what it has if the start fails
+        with ExitStack() as recording, self._opened:  # close what they have if the start fails
             self.problems, self.eval_sets = self._load_sets(stages)
             self.grader = self._open_grader()
             self.builder, self.host = self._open_builder()
@@ -100,11 +100,12 @@ class Session:
             self._build_rollouts()
             self._restore()
             run.start(contaminated_sources(self.problems))
-            self.recorder = self._open_recorder(stages)
+            self.recorder = self._open_recorder(stages, recording)
             run.keep_checkpoints(self.learner, self.builder, self.recorder.save_lines(), best_step=self._best_step)
             run.listen(self.recorder.note)
             self.grader.start()
             self._opened = self._opened.pop_all()
+            recording.pop_all()
 
     def __enter__(self) -> Session:
         return self
@@ -265,9 +266,14 @@ class Session:
             config, self.algorithm, self.source, self.ledger, note=lambda text: self.recorder.note(text)
         )
 
-    def _open_recorder(self, stages: Stages) -> Recorder:
-        """Open the run's files, and write down how the start went."""
+    def _open_recorder(self, stages: Stages, recording: ExitStack) -> Recorder:
+        """Open the run's files, which `recording` closes, and write down how the start went."""
         recorder = Recorder(self.run, self.config)
+
+        def close(_kind: Any, error: BaseException | None, _trace: Any) -> None:
+            recorder.close(error)
+
+        recording.push(close)
         for line in stages.lines:
             recorder.log_line(line)
         if self.builder.tags_note:

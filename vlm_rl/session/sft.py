@@ -195,8 +195,8 @@ class SupervisedTraining:
         measured: dict[str, float] = {}
         for name, examples in self.held_out.items():
             alive("evaluation")
-            size = self.config.train.mini_batch_prompts
-            measured[f"heldout_loss/{name}"] = loss = mean_loss(self.learner, examples, self.builder, batch_size=size)
+            sizes = {"batch_size": self.config.train.mini_batch_prompts, "tokens": self.rows.tokens}
+            measured[f"heldout_loss/{name}"] = loss = mean_loss(self.learner, examples, self.builder, **sizes)
             self.say(f"step {self.run.step}: loss {loss:.4f} on {name}, {len(examples):,} held-out responses")
         return measured
 
