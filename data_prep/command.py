@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> None:
         counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
         options = _on_grid_of(builder, options, chosen=arguments.patch_size)
         if builder.patch_size is None:
-            tile_tokens = TileTokens(Path(builder.model_path), options.max_pixels)
+            tile_tokens = TileTokens(Path(builder.model_path), options.min_pixels, options.max_pixels)
     if mapping or arguments.dry_run:
         _print_examples(source, path, mapping, options.split)
     if arguments.dry_run:
