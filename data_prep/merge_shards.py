@@ -15,7 +15,7 @@ from vlm_rl.data_prep.leakage import BenchmarkIndex, Leak, find_leaks
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.partial_set import HopelessError
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, schema
-from vlm_rl.data_prep.records import DroppedRow, KeptRow
+from vlm_rl.data_prep.records import DRAWN, DroppedRow, KeptRow
 from vlm_rl.data_prep.shards import ShardRecord, count_notes
 from vlm_rl.errors import UserError
 
@@ -111,8 +111,7 @@ def _of_the_other_set(
     left = {index: row for index, row in enumerate(rows) if index not in dropped}
     if benchmark := next((row for row in left.values() if row.test_only), None):
         raise HopelessError(f"--hold-out: {benchmark.where} is of a benchmark, which is measured whole; leave it out")
-    ours = {"blank_image", "typeset_image"}  # notes of images that the preparation drew
-    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not ours & {*row.notes}}
+    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and DRAWN.isdisjoint(row.notes)}
     common = Counter(image.values())
     most = max(MANY_PROBLEMS, len(left) // 20)
     members: dict[bytes, list[int]] = defaultdict(list)
@@ -153,7 +152,7 @@ def _leaks(
     def training_rows() -> Iterator[tuple[int, str, Sequence[str]]]:
         for index, question in enumerate(_questions(stems)):
             if index not in dropped and not rows[index].test_only:
-                yield index, question, rows[index].phashes
+                yield index, question, rows[index].phashes if DRAWN.isdisjoint(rows[index].notes) else []
 
     return find_leaks(training_rows(), BenchmarkIndex.open(options.against))
 

@@ -170,3 +170,20 @@ def test_a_benchmark_to_compare_with_must_be_prepared(tmp_path) -> None:
     source = write_virl(tmp_path / "virl", [{}], {})
     with pytest.raises(UserError, match=r"--against .*not a prepared set"):
         prepare("virl39k", source, tmp_path / "out", Options(against=(tmp_path,)))
+
+
+@pytest.mark.parametrize("of_benchmark", ["none", "blank", "typeset"])
+@pytest.mark.parametrize("of_training", ["none", "blank", "typeset"])
+def test_pictures_that_the_preparation_draws_prove_nothing(tmp_path, of_benchmark, of_training) -> None:
+    """Texts that differ in a number look the same when they are drawn; equal texts are a leak however they look."""
+    (tmp_path / "bench").mkdir()
+    problem = {"problem": "What is the area of a circle of radius 3?", "answer": "28.27", "unique_id": "a"}
+    (tmp_path / "bench/test.jsonl").write_text(json.dumps(problem) + "\n")
+    prepare("math500", tmp_path / "bench", tmp_path / "math", Options(text_image=of_benchmark))
+    questions = ["What is the area of a circle of radius 5?", problem["problem"]]
+    source = write_virl(tmp_path / "virl", [{"question": question} for question in questions], {})
+    options = Options(text_image=of_training, against=(tmp_path / "math",))
+    report = prepare("virl39k", source, tmp_path / "out", options)
+    kept = [json.loads(row["meta"]).get("typeset_text", row["question"]) for row in rows_of(tmp_path / "out")]
+    assert [question.removeprefix("<image>\n") for question in kept] == questions[:1]
+    assert report.dropped == {"benchmark_overlap": 1}
