@@ -79,7 +79,7 @@ def test_a_rate_gives_the_times(prepared: Callable[..., Path]) -> None:
 def test_frames_at_other_times_are_no_duplicate(prepared: Callable[..., Path]) -> None:
     folder = prepared([FINE, FINE | {"seconds": [0.5, 1, 5]}, FINE], columns=TIMES)
     assert len(rows_of(folder)) == 2
-    assert [reason for reason, _ in dropped(folder)] == ["duplicate_id"]
+    assert [reason for reason, _ in dropped(folder)] == ["duplicate"]
 
 
 @pytest.mark.parametrize(
