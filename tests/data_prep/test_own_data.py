@@ -525,3 +525,13 @@ def test_boxes_as_answers_ask_for_a_mapping(
     json_lines(tmp_path, *({"question": f"Where is {n}?", "image": "0.png", "gt_bbox": box} for n in range(3)))
     code, text = said(tmp_path, "--answer", "gt_bbox", "--out", tmp_path / "set")
     assert code == 2 and "the answers in gt_bbox are boxes" in text and "box: gt_bbox}, box_format" in text
+
+
+def test_numbered_columns_of_images_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """With ten or more of them, <image 2> is the image of the second column."""
+    images = {f"{number}.png": encoded(smooth_noise(84, 84, seed=number)) for number in range(1, 12)}
+    row = {f"image_{number}": f"{number}.png" for number in range(1, 12)} | {"question": "Which?", "answer": "3"}
+    file = json_lines(tmp_path, row)
+    for name, data in images.items():
+        (file.parent / name).write_bytes(data)
+    assert mapped(file)["columns"]["images"] == [f"image_{number}" for number in range(1, 12)]
