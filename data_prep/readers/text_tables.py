@@ -11,7 +11,8 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -85,11 +86,12 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
             lines = _CsvLines(first, bounded, delimiter)
             reader = csv.reader(lines, delimiter=delimiter)
             try:
-                header = next(reader, [])
+                header = [name.strip() for name in next(reader, [])]
             except RowError as error:
                 raise UserError(f"{table}: the header: {error}") from None
             if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
                 raise UserError(f"{table}: its header is not UTF-8; name its encoding, e.g. --encoding cp1252 or gbk")
+            check_names(table, header)
             while True:
                 where = f"{table.name} line {bounded.number + 1}"
                 lines.begin_row()
@@ -109,6 +111,12 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
                     yield where, RowError("bad_csv", f"has {len(fields)} fields; the header has {len(header)}")
     except (*_FAULTS, csv.Error) as error:
         raise _unreadable(table, error) from None
+
+
+def check_names(table: Path, names: Sequence[str]) -> None:
+    """Raise UserError for a table with two columns of one name, of which a row could hold only one."""
+    if repeated := next((name for name, count in Counter(names).items() if name and count > 1), ""):
+        raise UserError(f"{table}: two columns are called {repeated!r}: rename one")
 
 
 class _CsvLines:
