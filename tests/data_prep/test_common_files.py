@@ -129,6 +129,36 @@ def test_a_cell_beyond_the_columns_costs_its_row(tmp_path: Path) -> None:
     assert [row["answer"] for row in rows_of(tmp_path / "set")] == GOLDS[1:]
 
 
+def csv_with(*lines: str) -> str:
+    return CSV + "".join(line + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "golds", "lost"),
+    [
+        (['Which?,"8,img/0.png', "What?,9,img/1.png"], [*GOLDS, "9"], [5]),
+        (['Which?,8,"img/0.png', "What?,9,img/1.png"], [*GOLDS, "9"], [5]),
+        (['"Which?,8,img/0.png', 'The ""big"" one?,9,img/1.png'], [*GOLDS, "9"], [5]),
+        (["What?,9,img/1.png", 'Which?,8,"img/0.png'], [*GOLDS, "9"], [6]),
+        (['"Is it\nmany\nlines?",8,img/0.png', 'Which?,"8,img/0.png', "What?,9,img/1.png"], [*GOLDS, "8", "9"], [8]),
+        (['Is it 5" long?,8,img/0.png', 'Is it 7" long?,9,"img/1.png"'], [*GOLDS, "8", "9"], []),
+    ],
+)
+def test_a_quotation_mark_that_is_never_closed_costs_its_row_alone(
+    lines: list[str], golds: list[str], lost: list[int], tmp_path: Path
+) -> None:
+    rows = prepared(folder_with(tmp_path, {"a.csv": csv_with(*lines)}))
+    assert [row["answer"] for row in rows] == golds
+    dropped = [json.loads(line) for line in (tmp_path / "set/dropped.jsonl").read_text().splitlines()]
+    assert [row["where"] for row in dropped] == [f"a.csv line {number}" for number in lost]
+    assert all("never closed" in row["detail"] and row["reason"] == "bad_csv" for row in dropped)
+
+
+def test_a_header_with_an_open_quotation_mark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its header has a quotation mark that is never closed"):
+        prepared(folder_with(tmp_path, {"a.csv": '"' + CSV}))
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "arrow"])
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, ending: str) -> None:
     names, values = ["question", "answer", "answer"], ["What is 1 + 1?", "2", "3"]
