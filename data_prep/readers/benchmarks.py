@@ -28,6 +28,7 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
     patterns = [pattern.format(split=split) for pattern in benchmark.files.tables]
     if not benchmark.files.has_trials:
         tables = _split_tables(benchmark, path, split) or find_tables(path, patterns)
+        _check_split(benchmark, path, tables[0], split)
         yield from convert_rows(
             _numbered(read_tables(tables)), partial(_convert, benchmark, _Images(tables[0], benchmark))
         )
@@ -51,6 +52,17 @@ def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
             f"{', '.join(names)}: download what is missing, or give --split a smaller one"
         )
     return tables
+
+
+def _check_split(benchmark: Benchmark, path: Path, table: Path, split: str) -> None:
+    """Raise UserError if a split was asked for, and the table that was found in the folder is named for another."""
+    splits = benchmark.files.splits
+    named = max((name for name in splits if name and table.name.startswith(name)), key=len, default=split)
+    if path.is_dir() and named != split != splits[0] and not benchmark.files.split_files:
+        raise UserError(
+            f"{path}: no table of the split {split} there; {table.name} is of {named}: download that of {split}, or "
+            f"give --split {named}"
+        )
 
 
 def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:
