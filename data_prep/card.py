@@ -69,7 +69,7 @@ def licence_of(source: Path) -> str:
 
 
 def _header(manifest: Mapping[str, Any], licence: str) -> dict[str, Any]:
-    has_images = "images" in manifest.get("notes", {})
+    has_images = _has_images(manifest)
     split = "test" if manifest.get("test_only") else "train"
     header = {
         "pretty_name": f"{manifest.get('source', 'a data set')}, prepared by vlm-rl",
@@ -81,6 +81,10 @@ def _header(manifest: Mapping[str, Any], licence: str) -> dict[str, Any]:
     return header | ({"source_datasets": [manifest["hub"]]} if manifest.get("hub") else {})
 
 
+def _has_images(manifest: Mapping[str, Any]) -> bool:
+    return "images" in manifest.get("notes", {}) or any(map(_has_images, manifest.get("parts", ())))
+
+
 def _body(manifest: Mapping[str, Any], licence: str) -> Iterator[str]:
     kept, rows_in = manifest.get("kept", 0), manifest.get("rows_in", 0)
     yield f"# {manifest.get('source', 'A data set')}, prepared by vlm-rl"
@@ -89,7 +93,7 @@ def _body(manifest: Mapping[str, Any], licence: str) -> Iterator[str]:
     yield from ("", "## Rows", "", "| | rows |", "|---|---:|", f"| read | {rows_in:,} |", f"| kept | {kept:,} |")
     yield from (f"| dropped: {reason} | {count:,} |" for reason, count in manifest.get("dropped", {}).items())
     yield from (f"| changed or flagged: {what} | {count:,} |" for what, count in manifest.get("notes", {}).items())
-    yield from ("", "## Contamination", "", _contamination(manifest))
+    yield from ("", "## Contamination", "", *_contamination(manifest))
     yield from ("", "## Columns", "", "| column | type | holds |", "|---|---|---|")
     yield from (f"| {column.name} | {_type_name(column.type)} | {_MEANINGS[column.name]} |" for column in schema())
     yield from (
@@ -118,9 +122,17 @@ def _source(manifest: Mapping[str, Any], licence: str) -> Iterator[str]:
     yield f"- licence: {_cell(licence)}" if licence else "- licence: not known; that of the source applies"
 
 
-def _contamination(manifest: Mapping[str, Any]) -> str:
-    if manifest.get("test_only"):
-        return "**These are rows of a benchmark. Training on them makes every score on it worthless.**"
+def _contamination(manifest: Mapping[str, Any]) -> Iterator[str]:
+    if "parts" in manifest:
+        for part in manifest["parts"]:
+            yield from (f"- {_cell(part['name'])}: {line.removeprefix('- ')}" for line in _contamination(part))
+    elif manifest.get("test_only"):
+        yield "**These are rows of a benchmark. Training on them makes every score on it worthless.**"
+    else:
+        yield _comparison(manifest)
+
+
+def _comparison(manifest: Mapping[str, Any]) -> str:
     options = manifest.get("options", {})
     if not options.get("against"):
         return "Not compared with any benchmark (`--against SET` does)."

@@ -106,10 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.source == "mix" and arguments.path:
         from vlm_rl.data_prep.mix_sets import mix_sets
 
-        if arguments.dry_run:
-            raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
-        if arguments.hold_out:
-            raise UserError("--hold-out: a mix is made of prepared sets; hold out where each of them is prepared")
+        _check_mix(arguments)
         print(mix_sets(Path(arguments.path), out))
         return
     from vlm_rl.data_prep.partial_set import held_out_beside
@@ -128,7 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
         counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
         options = _on_grid_of(builder, options, chosen=arguments.patch_size)
         if builder.patch_size is None:
-            tile_tokens = TileTokens(Path(builder.model_path), options.max_pixels)
+            tile_tokens = TileTokens(Path(builder.model_path), options.min_pixels, options.max_pixels)
     if mapping or arguments.dry_run:
         _print_examples(source, path, mapping, options.split)
     if arguments.dry_run:
@@ -151,6 +148,24 @@ def run(arguments: argparse.Namespace) -> None:
     _print_counts(out, report)
     if report.held_out:
         _print_counts(held_out_beside(out), report.held_out)
+
+
+def _check_mix(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option that a mix would ignore."""
+    if arguments.dry_run:
+        raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    used = ("source", "path", "out", "workers")
+    for action in parser._actions:
+        if action.dest in used or getattr(arguments, action.dest, action.default) == action.default:
+            continue
+        option = action.option_strings[0]
+        if option in ("--limit", "--seed"):
+            raise UserError(f"{option}: a mix says in its file how many rows it takes, and by which seed")
+        raise UserError(
+            f"{option}: a mix is made of prepared sets as they are; give it where each of them is prepared"
+        )
 
 
 def _print_counts(out: Path, report: PrepareReport) -> None:

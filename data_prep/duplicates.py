@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,8 +27,12 @@ def text_key(question: str, drawn_text: str = "") -> str:
     return hashlib.blake2b(normalised(question + drawn_text).encode(), digest_size=12).hexdigest()
 
 
-def find_duplicates(rows: Sequence[KeptRow]) -> dict[int, DroppedRow]:
+def find_duplicates(rows: Sequence[KeptRow], gone: Container[int] = ()) -> dict[int, DroppedRow]:
     """Return the positions of the training rows that repeat an earlier one, with the reason each is dropped.
+
+    Args:
+        rows: of the set.
+        gone: positions of rows that are dropped already. They count where copies disagree, and none stays for them.
 
     Same text and identical images: the first copy stays, or none does where their golds disagree. Same text and
     images that only look the same (NEAR_BITS): the later row goes if its gold agrees. With a different gold it
@@ -41,12 +45,18 @@ def find_duplicates(rows: Sequence[KeptRow]) -> dict[int, DroppedRow]:
     dropped: dict[int, DroppedRow] = {}
     for members in groups.values():
         if len(members) > 1:
-            dropped.update(_exact(members, rows))
-            dropped.update(_near([index for index in members if index not in dropped], rows))
+            dropped.update(_exact(members, rows, gone))
+            dropped.update(_near([i for i in members if i not in dropped and i not in gone], rows))
     return dropped
 
 
-def _exact(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[int, DroppedRow]]:
+def are_copies(row: KeptRow, other: KeptRow) -> bool:
+    """Tell whether two rows are of one training problem with the same images, whatever their golds are."""
+    is_same = (row.text_key, row.sha256s) == (other.text_key, other.sha256s)
+    return is_same and not (row.test_only or other.test_only)
+
+
+def _exact(members: Sequence[int], rows: Sequence[KeptRow], gone: Container[int]) -> Iterator[tuple[int, DroppedRow]]:
     same: Mapping[tuple[str, ...], list[int]] = defaultdict(list)
     for index in members:
         same[tuple(rows[index].sha256s)].append(index)
@@ -58,8 +68,9 @@ def _exact(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[in
             detail = f"copies of this problem ({first.id} first) disagree about the answer: {answers:.200}"
             yield from ((i, DroppedRow(rows[i].where, "gold_conflict", detail, known=True)) for i in copies)
         else:
-            detail = f"the same problem and images as {first.id}"
-            yield from ((i, DroppedRow(rows[i].where, "duplicate", detail, known=True)) for i in copies[1:])
+            left = [index for index in copies if index not in gone]
+            detail = f"the same problem and images as {rows[left[0]].id}" if left else ""
+            yield from ((i, DroppedRow(rows[i].where, "duplicate", detail, known=True)) for i in left[1:])
 
 
 def _near(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[int, DroppedRow]]:

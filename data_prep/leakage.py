@@ -3,7 +3,8 @@
 Text: 13 words in a row that are in a benchmark's question too. A question with fewer words must be the same as a
 whole, and its images, if any, must look the same. Words in a row that more than COMMON training rows have are
 stock phrases ("where m and n are relatively prime positive integers") and prove nothing.
-Images: at most NEAR_BITS of the 256 bits of their perceptual hashes differ.
+Images: at most NEAR_BITS of the 256 bits of their perceptual hashes differ. An image that the preparation drew for a
+text-only problem counts as none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.duplicates import NEAR_BITS, hash_words, look_the_same
 from vlm_rl.data_prep.prepared_set import DATA
+from vlm_rl.data_prep.records import DRAWN
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER
 
@@ -62,8 +64,9 @@ class BenchmarkIndex:
             with pq.ParquetFile(path / DATA) as file:
                 for batch in file.iter_batches(columns=["id", "question", "meta", "originals"]):
                     for row in batch.to_pylist():
-                        text = json.loads(row["meta"] or "{}").get("typeset_text") or row["question"]
-                        phashes = [original["phash"] for original in row["originals"]]
+                        meta = json.loads(row["meta"] or "{}")
+                        text = meta.get("typeset_text") or row["question"]
+                        phashes = [original["phash"] for original in row["originals"] if DRAWN.isdisjoint(meta)]
                         index.add(f"{path.name}/{row['id']}", text, phashes)
         return index
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.duplicates import find_duplicates
+from vlm_rl.data_prep.duplicates import are_copies, find_duplicates
 from vlm_rl.data_prep.leakage import BenchmarkIndex, Leak, find_leaks
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.partial_set import HopelessError
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, schema
-from vlm_rl.data_prep.records import DroppedRow, KeptRow
+from vlm_rl.data_prep.records import DRAWN, DroppedRow, KeptRow
 from vlm_rl.data_prep.shards import ShardRecord, count_notes
 from vlm_rl.errors import UserError
 
@@ -85,9 +85,9 @@ def _dropped(
     stems: Sequence[Path], rows: Sequence[KeptRow], options: Options, counts: SetCounts
 ) -> dict[int, DroppedRow]:
     """Return the rows to drop by number; leaked rows that the options keep go into `counts` instead."""
-    dropped = _repeated_ids(rows, strict=options.strict)
+    dropped = _repeated_ids(rows, options)
     if not options.keep_duplicates:
-        dropped = {**find_duplicates(rows), **dropped}
+        dropped = {**find_duplicates(rows, gone=dropped), **dropped}
     if options.hold_out:
         dropped |= _of_the_other_set(rows, dropped, options)
     for index, leak in _leaks(stems, rows, dropped, options).items():
@@ -111,8 +111,7 @@ def _of_the_other_set(
     left = {index: row for index, row in enumerate(rows) if index not in dropped}
     if benchmark := next((row for row in left.values() if row.test_only), None):
         raise HopelessError(f"--hold-out: {benchmark.where} is of a benchmark, which is measured whole; leave it out")
-    ours = {"blank_image", "typeset_image"}  # notes of images that the preparation drew
-    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not ours & {*row.notes}}
+    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and DRAWN.isdisjoint(row.notes)}
     common = Counter(image.values())
     most = max(MANY_PROBLEMS, len(left) // 20)
     members: dict[bytes, list[int]] = defaultdict(list)
@@ -130,16 +129,18 @@ def _of_the_other_set(
     }
 
 
-def _repeated_ids(rows: Sequence[KeptRow], *, strict: bool) -> dict[int, DroppedRow]:
-    seen: set[str] = set()
+def _repeated_ids(rows: Sequence[KeptRow], options: Options) -> dict[int, DroppedRow]:
+    """Return the rows with the id of an earlier one, but for those copies of it that find_duplicates will drop."""
+    seen: dict[str, KeptRow] = {}
     dropped: dict[int, DroppedRow] = {}
     for index, row in enumerate(rows):
-        if row.id in seen:
-            detail = f"the id {row.id!r} appeared before"
-            if strict:
-                raise HopelessError(f"{row.where}: {detail} (duplicate_id); fix the row or prepare without --strict")
-            dropped[index] = DroppedRow(row.where, "duplicate_id", detail)
-        seen.add(row.id)
+        first = seen.setdefault(row.id, row)
+        if first is row or (not options.keep_duplicates and are_copies(first, row)):
+            continue
+        detail = f"the id {row.id!r} appeared before"
+        if options.strict:
+            raise HopelessError(f"{row.where}: {detail} (duplicate_id); fix the row or prepare without --strict")
+        dropped[index] = DroppedRow(row.where, "duplicate_id", detail)
     return dropped
 
 
@@ -153,7 +154,7 @@ def _leaks(
     def training_rows() -> Iterator[tuple[int, str, Sequence[str]]]:
         for index, question in enumerate(_questions(stems)):
             if index not in dropped and not rows[index].test_only:
-                yield index, question, rows[index].phashes
+                yield index, question, rows[index].phashes if DRAWN.isdisjoint(rows[index].notes) else []
 
     return find_leaks(training_rows(), BenchmarkIndex.open(options.against))
 

@@ -32,6 +32,7 @@ from vlm_rl.data_prep.report import write_report
 from vlm_rl.errors import UserError
 
 _SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the sets of a mix must have in common
+_OF_PARTS = ("source", "options", "dropped", "notes", "parts")  # what its manifest repeats of each
 
 
 class MixedSet(ConfigSection):
@@ -87,7 +88,8 @@ def mix_sets(file: Path, out: Path) -> MixReport:
                 copy_rows(path / DATA, {number for number, _ in rows[:count]}, writer)
         facts = {key: manifests[0][key] for key in _SAME if key in manifests[0]}
         parts = [
-            {"name": path.name, "taken": count, "sha256": manifest["sha256"][DATA], "source": manifest.get("source")}
+            {"name": path.name, "taken": count, "sha256": manifest["sha256"][DATA]}
+            | {key: manifest[key] for key in _OF_PARTS if key in manifest}
             for path, count, manifest in zip(paths, counts, manifests, strict=True)
         ]
         options = {**plan.model_dump(exclude={"sets"}), "weights": [part.weight for part in plan.sets]}

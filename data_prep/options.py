@@ -54,7 +54,7 @@ class Options:
             return [self]
         if self.limit is None:
             return [self, replace(self, is_held_out=True)]
-        fewer = max(1, round(self.hold_out * self.limit))
+        fewer = min(max(1, round(self.hold_out * self.limit)), self.limit - 1)
         return [replace(self, limit=self.limit - fewer), replace(self, limit=fewer, is_held_out=True)]
 
     def check(self) -> None:
@@ -68,6 +68,8 @@ class Options:
             raise UserError(
                 f"--hold-out {self.hold_out}: give a share of the problems from 0 to below 1, such as 0.1"
             )
+        if self.hold_out and self.limit == 1:
+            raise UserError("--limit 1 with --hold-out: keep at least two rows, one for each set")
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             raise UserError(
                 f"--min-pass-rate {self.min_pass_rate} and --max-pass-rate {self.max_pass_rate}: "

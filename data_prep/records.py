@@ -38,6 +38,9 @@ class TypesetImage:
     text: str
 
 
+DRAWN = frozenset(("blank_image", "typeset_image"))
+"""Notes of a row whose only image the preparation drew: it says nothing that the text does not say."""
+
 ImageReference = StoredImage | BlankImage | TypesetImage
 
 

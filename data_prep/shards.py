@@ -42,29 +42,30 @@ class TileTokens:
     """Counts the tokens of an image where the model cuts it into tiles; travels to worker processes."""
 
     model: Path
+    min_pixels: int
     max_pixels: int
 
     def count(self, image: PreparedImage) -> int:
         """Return the tokens of an image in its prompt."""
-        return _tile_tokens(self.model, self.max_pixels, (image.width, image.height))
+        return _tile_tokens(self, (image.width, image.height))
 
 
 @lru_cache(maxsize=1)
-def _open_vision(model: Path, max_pixels: int) -> tuple[Any, Any]:
+def _open_builder(tiles: TileTokens) -> Any:
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.templates import TEMPLATES
 
-    builder = PromptBuilder(model, template=TEMPLATES["think_answer"], max_pixels=max_pixels)
-    return builder.family, builder.processor
+    return PromptBuilder(
+        tiles.model, template=TEMPLATES["think_answer"], min_pixels=tiles.min_pixels, max_pixels=tiles.max_pixels
+    )
 
 
 @lru_cache(maxsize=10_000)
-def _tile_tokens(model: Path, max_pixels: int, size: tuple[int, int]) -> int:
+def _tile_tokens(tiles: TileTokens, size: tuple[int, int]) -> int:
     from PIL import Image
 
-    family, processor = _open_vision(model, max_pixels)
-    image = Image.new("RGB", size)
-    return len(family.encode([image], processor=processor, min_pixels=1, max_pixels=max_pixels)[1][0])
+    builder = _open_builder(tiles)
+    return len(builder.expansions([builder.fit(Image.new("RGB", size))])[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ model can be run on them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.readers.image_files import ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.image_files import ImageRef, ImageStore, by_number, image_ref
 from vlm_rl.data_prep.readers.row_golds import gold_of
 from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import Converted, DroppedRow, Fields, RowError, UsableRow, convert_rows
@@ -29,6 +28,7 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
     patterns = [pattern.format(split=split) for pattern in benchmark.files.tables]
     if not benchmark.files.has_trials:
         tables = _split_tables(benchmark, path, split) or find_tables(path, patterns)
+        _check_split(benchmark, path, tables[0], split)
         yield from convert_rows(
             _numbered(read_tables(tables)), partial(_convert, benchmark, _Images(tables[0], benchmark))
         )
@@ -54,18 +54,25 @@ def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
     return tables
 
 
+def _check_split(benchmark: Benchmark, path: Path, table: Path, split: str) -> None:
+    """Raise UserError if a split was asked for, and the table that was found in the folder is named for another."""
+    splits = benchmark.files.splits
+    named = max((name for name in splits if name and table.name.startswith(name)), key=len, default=split)
+    if path.is_dir() and named != split != splits[0] and not benchmark.files.split_files:
+        raise UserError(
+            f"{path}: no table of the split {split} there; {table.name} is of {named}: download that of {split}, or "
+            f"give --split {named}"
+        )
+
+
 def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:
     """Return the tables of all trials in the order of their numbers: trial2 before trial10."""
-
-    def numbers(table: Path) -> list[int]:
-        return [int(number) for number in re.findall(r"\d+", table.relative_to(path).as_posix())]
-
     if path.is_file():
         return [path]
-    tables = next((tables for pattern in patterns if (tables := sorted(path.glob(pattern)))), [])
+    tables = next((tables for pattern in patterns if (tables := [*path.glob(pattern)])), [])
     if not tables:
         raise UserError(f"{path}: no {patterns[0]} there; give the folder that holds them all")
-    return sorted(tables, key=numbers)
+    return sorted(tables, key=lambda table: by_number(table.relative_to(path).as_posix()))
 
 
 def _numbered(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

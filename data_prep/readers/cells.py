@@ -170,7 +170,7 @@ def video_of(
 
     Args:
         row: the row.
-        frames: the column of the frames: a list of images, or a folder of images in the order of their names.
+        frames: the column of the frames: a list of images, or a folder of images.
         times: the column of their times, a list of seconds; "" if the rate gives them.
         fps: the rate, in frames a second.
         store: the images beside the table.

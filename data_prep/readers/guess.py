@@ -28,7 +28,7 @@ from vlm_rl.data_prep.readers.cells import (
 from vlm_rl.data_prep.readers.find_data import FoundData
 from vlm_rl.data_prep.readers.generic import Columns, GenericSet
 from vlm_rl.data_prep.readers.guess_options import NO_CHOICES, check_no_options, guess_answer_form, guess_choices
-from vlm_rl.data_prep.readers.image_files import locate_file
+from vlm_rl.data_prep.readers.image_files import by_number, locate_file
 from vlm_rl.data_prep.readers.row_golds import answers_in
 from vlm_rl.data_prep.readers.sample import (
     SAMPLE_ROWS,
@@ -260,7 +260,7 @@ def _images(sample: Sample) -> list[str]:
     """
     fitting = {name for name, values in sample.columns.items() if values and _are_images(values)}
     for pattern in (_NUMBERED, _MEMBER):
-        numbered = sorted(fitting & {name for name in sample.columns if pattern.fullmatch(name)})
+        numbered = sorted(fitting & {name for name in sample.columns if pattern.fullmatch(name)}, key=by_number)
         if numbered and not fitting & {*IMAGES[0]}:
             return numbered
     columns = best(IMAGES, _are_images, sample)

@@ -6,6 +6,7 @@ folder. An archive is read member by member: nothing of it is ever unpacked to d
 
 from __future__ import annotations
 
+import re
 import stat
 import tarfile
 import unicodedata
@@ -180,24 +181,30 @@ class ImageStore:
         return ImageFile(self.root, name)
 
     def folder(self, name: str) -> list[ImageRef]:
-        """Return the images in a folder below the root, ordered by name. Raises RowError if there are none."""
+        """Return the images in a folder below the root, in the order of by_number. Raises RowError without one."""
         base = self.root.resolve()
         try:
             folder = (base / name).resolve()
             if not folder.is_relative_to(base):
                 raise RowError("image_outside", f"the folder {name!r} is outside of the data set's folder")
-            names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+            files = [file.name for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
         except (OSError, ValueError) as error:
             raise RowError("image_missing", f"the folder {name!r:.80} cannot be read: {error}") from None
-        if not names:
+        if not files:
             raise RowError("image_missing", f"the folder {name!r} has no images")
-        return [ImageFile(self.root, f"{name}/{own}") for own in names]
+        return [ImageFile(self.root, f"{name}/{own}") for own in sorted(files, key=by_number)]
 
     def is_empty(self) -> bool:
         """Tell whether no images were downloaded: there is no archive, and no image file below the folder."""
         if self.archive is not None or not self.root.is_dir():
             return self.archive is None
         return not any(path.suffix.lower() in IMAGE_SUFFIXES for path in self.root.rglob("*"))
+
+
+def by_number(name: str) -> tuple[list[tuple[str, int, str]], str]:
+    """Return what sorts names with the numbers in them by their values: image_2 comes before image_10."""
+    pairs = re.findall(r"(\D*)(\d*)", name)
+    return [(text, len(bare := number.lstrip("0")), bare) for text, number in pairs], name
 
 
 def image_ref(value: Any, store: ImageStore) -> ImageRef:

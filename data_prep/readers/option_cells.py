@@ -9,6 +9,7 @@ from typing import Any
 
 from vlm_rl.data.golds import LETTERS
 from vlm_rl.data_prep.readers.cells import cell
+from vlm_rl.data_prep.readers.image_files import by_number
 from vlm_rl.data_prep.readers.written_values import is_missing, is_written, parse_written, plain_text
 from vlm_rl.data_prep.records import Fields, RowError
 
@@ -107,7 +108,7 @@ def _texts_and_labels(value: Any) -> tuple[Any, Any]:
     if isinstance(value, Mapping) and {"text", "label"} <= {*value}:
         return value["text"] or [], value["label"] or []
     if isinstance(value, Mapping):
-        labels = sorted(key for key in value if not is_missing(value[key]))
+        labels = sorted((key for key in value if not is_missing(value[key])), key=lambda key: by_number(str(key)))
         return [value[key] for key in labels], labels
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         if all(len(item) == 1 for item in value) and not {*value[0]} & {*_TEXT_KEYS}:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data_prep.readers.text_tables import check_names
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox.limited import FaultError, LimitedWorker, LimitError
@@ -70,8 +71,7 @@ def _rows_of(table: Path) -> Iterator[tuple[str, Any]]:
                 raise UserError(f"{table}: one sheet must hold rows, not {names}: save the one that counts as a file")
             rows = filled[0].iter_rows(values_only=True)
             header = [str(name).strip() if name is not None else "" for name in next(rows)]
-            if repeated := [name for name in header if name and header.count(name) > 1]:
-                raise UserError(f"{table}: two columns are called {repeated[0]!r}: rename one")
+            check_names(table, header)
             for number, values in enumerate(rows, start=2):
                 if any(value is not None for value in values):
                     yield f"{table.name} row {number}", _fields(header, values)

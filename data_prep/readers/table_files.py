@@ -23,7 +23,7 @@ from vlm_rl.data_prep.readers.row_limit import (
     unpacked_bytes,
 )
 from vlm_rl.data_prep.readers.spreadsheets import xlsx_rows
-from vlm_rl.data_prep.readers.text_tables import csv_rows, json_lines, json_or_error, json_rows
+from vlm_rl.data_prep.readers.text_tables import check_names, csv_rows, json_lines, json_or_error, json_rows
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -115,6 +115,7 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
 
     try:
         with pq.ParquetFile(table, pre_buffer=False) as file:
+            check_names(table, file.schema_arrow.names)
             check_columns(table, file.schema_arrow.names, columns)
             check_columns_unpack(table, file.metadata)
             texts = text_columns(file.metadata)
@@ -194,6 +195,7 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file of `Dataset.save_to_disk`: an Arrow stream, images as structs of bytes and path."""
     number = 0
     for batch in arrow_batches(table):
+        check_names(table, batch.schema.names)
         for start in range(0, batch.num_rows, 16):
             for row in _bounded_rows(batch.slice(start, 16)):
                 yield f"{table.name} row {number}", row

@@ -11,7 +11,8 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -35,6 +36,8 @@ _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BO
 }
 # Names of a row's own columns: an object with one of them is a row, not an object of rows.
 _ROW_KEYS = {"question", "problem", "query", "prompt", "instruction", "conversations", "messages"}
+_END = "\udfff"  # which no text holds that was read from a file
+_OPEN = "a quotation mark that is never closed"
 _FAULTS = (OSError, EOFError, zlib.error, UnicodeError, LookupError)
 
 
@@ -85,17 +88,22 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
             lines = _CsvLines(first, bounded, delimiter)
             reader = csv.reader(lines, delimiter=delimiter)
             try:
-                header = next(reader, [])
+                header = [name.strip() for name in next(reader)]
             except RowError as error:
                 raise UserError(f"{table}: the header: {error}") from None
+            if header == [_END]:
+                return
+            if header[-1:] and header[-1].endswith(_END):
+                raise UserError(f"{table}: its header has {_OPEN}: correct it")
             if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
                 raise UserError(f"{table}: its header is not UTF-8; name its encoding, e.g. --encoding cp1252 or gbk")
+            check_names(table, header)
             while True:
-                where = f"{table.name} line {bounded.number + 1}"
+                where = f"{table.name} line {lines.number + 1}"
                 lines.begin_row()
                 try:
                     fields = next(reader)
-                except StopIteration:
+                except StopIteration:  # _END was in a row that could not be read
                     return
                 except RowError as error:
                     yield where, error
@@ -103,7 +111,13 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
                 except csv.Error as error:
                     yield where, RowError("bad_csv", f"cannot be read: {error}")
                     continue
-                if len(fields) == len(header):
+                if fields == [_END]:
+                    return
+                if fields[-1:] and fields[-1].endswith(_END):
+                    yield where, RowError("bad_csv", f"has {_OPEN}")
+                    lines.go_back()
+                    reader = csv.reader(lines, delimiter=delimiter)
+                elif len(fields) == len(header):
                     yield where, dict(zip(header, fields, strict=True))
                 elif fields:
                     yield where, RowError("bad_csv", f"has {len(fields)} fields; the header has {len(header)}")
@@ -111,33 +125,62 @@ def csv_rows(table: Path, *, tabs: bool, encoding: str) -> Iterator[tuple[str, A
         raise _unreadable(table, error) from None
 
 
+def check_names(table: Path, names: Sequence[str]) -> None:
+    """Raise UserError for a table with two columns of one name, of which a row could hold only one."""
+    if repeated := next((name for name, count in Counter(names).items() if name and count > 1), ""):
+        raise UserError(f"{table}: two columns are called {repeated!r}: rename one")
+
+
 class _CsvLines:
-    """Lines for a CSV reader. A row that is too large raises RowError, and reading continues after it."""
+    """Lines for a CSV reader. A row that is too large raises RowError, and reading continues after it.
+
+    The last line is _END. It is a row of its own, or ends a field whose quotation mark is never closed.
+
+    Attribute `number`: how many lines came.
+    """
 
     def __init__(self, first: str, rest: BoundedLines, delimiter: str) -> None:
-        self._first, self._rest, self._delimiter = first, rest, delimiter
+        self._waiting, self._rest, self._delimiter = deque([first]), rest, delimiter
+        self.number = 0
+        self._is_over = False
         self.begin_row()
 
     def begin_row(self) -> None:
         """Count the lines that come from now on as those of another row."""
+        self._row: list[str] = []
         self._held = 0  # bytes of its fields
         self._quotes = 0
+
+    def go_back(self) -> None:
+        """Let all lines of the row but its first come again."""
+        self.number -= len(self._row) - 1
+        self._waiting.extend(self._row[1:])
+        self._is_over = False
 
     def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:
-        line, self._first = self._first or self._rest.next_line(), ""
+        line = self._next()
         if isinstance(line, RowError):
             raise line
         if not line:
-            raise StopIteration
+            if self._is_over:
+                raise StopIteration
+            self._is_over = True
+            return _END
+        self._row.append(line)
         self._held += fields_bytes(line, self._delimiter)
         self._quotes += line.count('"')
         if self._held > max_row_bytes():
-            while self._quotes % 2 and (line := self._rest.next_line()) != "":  # between quotes the row continues
+            while self._quotes % 2 and (line := self._next()) != "":  # between quotes the row continues
                 self._quotes += 0 if isinstance(line, RowError) else line.count('"')
             raise too_large("with its fields it ")
+        return line
+
+    def _next(self) -> str | RowError:
+        line = self._waiting.popleft() if self._waiting else self._rest.next_line()
+        self.number += line != ""
         return line
 
 

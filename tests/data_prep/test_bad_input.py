@@ -173,7 +173,7 @@ BAD_ROWS = [
     ({**FINE, "q": "<image> or <image>?"}, "marker_mismatch", "2 <image> markers in its question but 1 images"),
     ({**FINE, "uid": None}, "id_missing", "none of uid names the row"),
     ({**FINE, "uid": {"x": 1}}, "id_missing", "none of uid names the row"),
-    ({**FINE, "uid": "good-0"}, "duplicate_id", "'mine-good-0' appeared before"),
+    ({**FINE, "q": "Which other <image>?", "uid": "good-0"}, "duplicate_id", "'mine-good-0' appeared before"),
     ("[1, 2]", "bad_type", "a row must be an object"),
     ('{"q": "cut', "bad_json", "is not JSON"),
     ({**FINE, "a": "7\ud800"}, "bad_text", r"holds '\ud800', half of a surrogate pair"),

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.own_data import IMAGES
@@ -125,6 +127,59 @@ def test_a_workbook_of_other_forms_is_refused(sheets: list[Any], words: str, tmp
 def test_a_cell_beyond_the_columns_costs_its_row(tmp_path: Path) -> None:
     prepared(folder_with(tmp_path, {"a.xlsx": workbook([ROW_LISTS[0], [*ROW_LISTS[1], "note"], *ROW_LISTS[2:]])}))
     assert [row["answer"] for row in rows_of(tmp_path / "set")] == GOLDS[1:]
+
+
+def csv_with(*lines: str) -> str:
+    return CSV + "".join(line + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "golds", "lost"),
+    [
+        (['Which?,"8,img/0.png', "What?,9,img/1.png"], [*GOLDS, "9"], [5]),
+        (['Which?,8,"img/0.png', "What?,9,img/1.png"], [*GOLDS, "9"], [5]),
+        (['"Which?,8,img/0.png', 'The ""big"" one?,9,img/1.png'], [*GOLDS, "9"], [5]),
+        (["What?,9,img/1.png", 'Which?,8,"img/0.png'], [*GOLDS, "9"], [6]),
+        (['"Is it\nmany\nlines?",8,img/0.png', 'Which?,"8,img/0.png', "What?,9,img/1.png"], [*GOLDS, "8", "9"], [8]),
+        (['Is it 5" long?,8,img/0.png', 'Is it 7" long?,9,"img/1.png"'], [*GOLDS, "8", "9"], []),
+    ],
+)
+def test_a_quotation_mark_that_is_never_closed_costs_its_row_alone(
+    lines: list[str], golds: list[str], lost: list[int], tmp_path: Path
+) -> None:
+    rows = prepared(folder_with(tmp_path, {"a.csv": csv_with(*lines)}))
+    assert [row["answer"] for row in rows] == golds
+    dropped = [json.loads(line) for line in (tmp_path / "set/dropped.jsonl").read_text().splitlines()]
+    assert [row["where"] for row in dropped] == [f"a.csv line {number}" for number in lost]
+    assert all("never closed" in row["detail"] and row["reason"] == "bad_csv" for row in dropped)
+
+
+def test_a_header_with_an_open_quotation_mark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its header has a quotation mark that is never closed"):
+        prepared(folder_with(tmp_path, {"a.csv": '"' + CSV}))
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "arrow"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, ending: str) -> None:
+    names, values = ["question", "answer", "answer"], ["What is 1 + 1?", "2", "3"]
+    table = pa.Table.from_arrays([pa.array([value]) for value in values], names=names)
+    stream = pa.BufferOutputStream()
+    if ending == "parquet":
+        pq.write_table(table, stream)
+    elif ending == "arrow":
+        with pa.ipc.new_stream(stream, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        separator = "," if ending == "csv" else "\t"
+        stream.write("".join(separator.join(fields) + "\n" for fields in (names, values)).encode())
+    raw = folder_with(tmp_path, {f"a.{ending}": stream.getvalue().to_pybytes()})
+    with pytest.raises(UserError, match=rf"a\.{ending}: two columns are called 'answer': rename one"):
+        prepared(raw)
+
+
+def test_spaces_around_the_names_of_columns_are_none_of_theirs(tmp_path: Path) -> None:
+    rows = prepared(folder_with(tmp_path, {"a.csv": CSV.replace(",", " , ", 2)}))
+    assert [row["answer"] for row in rows] == GOLDS
 
 
 @pytest.mark.parametrize(("encoding", "word"), [("cp1252", "thé"), ("gbk", "盘子"), ("shift_jis", "皿")])

@@ -73,6 +73,31 @@ def test_duplicates_conflicts_and_variants(tmp_path) -> None:
     assert prepare("virl39k", source, tmp_path / "all", Options(keep_duplicates=True)).kept == 9
 
 
+@pytest.mark.parametrize(
+    ("rows", "kept", "dropped"),
+    [
+        ([("1", "a?", "3"), ("1", "b?", "3"), ("2", "b?", "3")], ["1", "2"], {"duplicate_id": 1}),
+        ([("1", "a?", "3"), ("1", "b?", "3"), ("2", "b?", "4"), ("3", "c?", "3")], ["1", "3"],
+         {"duplicate_id": 1, "gold_conflict": 1}),
+        ([("1", "a?", "3"), ("1", "a?", "3"), ("2", "b?", "3")], ["1", "2"], {"duplicate": 1}),
+        ([("1", "a?", "3"), ("1", "a?", "4"), ("2", "b?", "3")], ["2"], {"gold_conflict": 2}),
+    ],
+)  # fmt: skip
+def test_a_row_with_the_id_of_another_takes_no_problem_with_it(tmp_path, rows, kept, dropped) -> None:
+    """A problem stays whose other copy goes for its id; a copy under one id is no worse than any other copy."""
+    fields = [{"qid": name, "question": question, "answer": answer} for name, question, answer in rows]
+    source = write_virl(tmp_path / "virl", fields, {})
+    assert prepare("virl39k", source, tmp_path / "out").dropped == dropped
+    assert [row["id"] for row in rows_of(tmp_path / "out")] == kept
+    if "duplicate_id" in dropped:
+        with pytest.raises(UserError, match="duplicate_id"):
+            prepare("virl39k", source, tmp_path / "strict", Options(strict=True))
+    else:
+        assert prepare("virl39k", source, tmp_path / "strict", Options(strict=True)).dropped == dropped
+    ids = [name for name, *_ in rows]
+    assert prepare("virl39k", source, tmp_path / "all", Options(keep_duplicates=True)).kept == len({*ids})
+
+
 def test_a_whole_row_group_of_duplicates_may_go(tmp_path) -> None:
     """Rows are copied in groups of 16; here the second group is left out whole."""
     rows = [{"question": f"{number % 16}?"} for number in range(32)] + [{"question": "Another?"}]
@@ -170,3 +195,20 @@ def test_a_benchmark_to_compare_with_must_be_prepared(tmp_path) -> None:
     source = write_virl(tmp_path / "virl", [{}], {})
     with pytest.raises(UserError, match=r"--against .*not a prepared set"):
         prepare("virl39k", source, tmp_path / "out", Options(against=(tmp_path,)))
+
+
+@pytest.mark.parametrize("of_benchmark", ["none", "blank", "typeset"])
+@pytest.mark.parametrize("of_training", ["none", "blank", "typeset"])
+def test_pictures_that_the_preparation_draws_prove_nothing(tmp_path, of_benchmark, of_training) -> None:
+    """Texts that differ in a number look the same when they are drawn; equal texts are a leak however they look."""
+    (tmp_path / "bench").mkdir()
+    problem = {"problem": "What is the area of a circle of radius 3?", "answer": "28.27", "unique_id": "a"}
+    (tmp_path / "bench/test.jsonl").write_text(json.dumps(problem) + "\n")
+    prepare("math500", tmp_path / "bench", tmp_path / "math", Options(text_image=of_benchmark))
+    questions = ["What is the area of a circle of radius 5?", problem["problem"]]
+    source = write_virl(tmp_path / "virl", [{"question": question} for question in questions], {})
+    options = Options(text_image=of_training, against=(tmp_path / "math",))
+    report = prepare("virl39k", source, tmp_path / "out", options)
+    kept = [json.loads(row["meta"]).get("typeset_text", row["question"]) for row in rows_of(tmp_path / "out")]
+    assert [question.removeprefix("<image>\n") for question in kept] == questions[:1]
+    assert report.dropped == {"benchmark_overlap": 1}

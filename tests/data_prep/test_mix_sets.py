@@ -133,6 +133,36 @@ def test_the_command_mixes(tmp_path, capsys) -> None:
     assert "3 rows: 3 of 4 from one" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--against", "data/mathvista"], "--against: a mix is made of prepared sets as they are"),
+        (["--max-prompt-tokens", "100"], "--max-prompt-tokens: a mix is made of prepared sets"),
+        (["--question", "prompt"], "--question: a mix is made of prepared sets"),
+        (["--keep-duplicates"], "--keep-duplicates: a mix is made of prepared sets"),
+        (["--hold-out", "0.1"], "--hold-out: a mix is made of prepared sets"),
+        (["--limit", "3"], "--limit: a mix says in its file how many rows"),
+        (["--seed", "3"], "--seed: a mix says in its file how many rows"),
+        (["--dry-run"], "--dry-run: a mix has no examples of its own"),
+    ],
+)
+def test_the_command_refuses_what_a_mix_would_ignore(tmp_path, capsys, arguments, words) -> None:
+    prepared(tmp_path, "a", 4)
+    file = recipe(tmp_path, sets=[{"path": "a"}])
+    assert cli.main(["prepare", "mix", "--source", str(file), "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_card_of_a_mix_says_what_its_sets_were_compared_with(tmp_path) -> None:
+    bench = prepared(tmp_path, "bench", 1)
+    prepared(tmp_path, "a", 4)
+    prepared(tmp_path, "b", 3, Options(against=(bench,)))
+    mix_sets(recipe(tmp_path, sets=[{"path": "a"}, {"path": "b"}]), tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "a: Not compared with any benchmark (`--against SET` does).\n" in card
+    assert "b: Compared with bench: 0 rows that share text or images with it were dropped.\n" in card
+
+
 def test_sets_in_folders_of_one_name_are_counted_apart(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     prepared(tmp_path, "train", 4).rename(tmp_path / "a/train")

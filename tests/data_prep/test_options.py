@@ -17,7 +17,7 @@ from vlm_rl.data.golds import with_choices
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.find_data import find_data
 from vlm_rl.data_prep.readers.guess import guess
-from vlm_rl.data_prep.readers.option_cells import RowOptions, options_of
+from vlm_rl.data_prep.readers.option_cells import RowOptions, letter_of, options_of
 from vlm_rl.errors import UserError
 
 TREES = ["red oak", "elm", "ash, white"]
@@ -241,3 +241,12 @@ def test_several_letters_stay_several(tmp_path: Path) -> None:
 )
 def test_what_only_looks_like_a_label_stays(texts: list[str]) -> None:
     assert options_of({"options": texts}, ["options"]) == RowOptions(tuple(texts))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ten_numbered_options_keep_the_order_of_their_numbers(first: int) -> None:
+    texts = [f"text {number}" for number in range(10)]
+    row = {"options": {str(number + first): text for number, text in enumerate(texts)}}
+    options = options_of(row, ["options"])
+    assert list(options.texts) == texts
+    assert letter_of(str(first + 9), options, "plain") == "J"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image, ImageDraw
 
-from tests.helpers.images import plain_png
+from tests.helpers.images import encoded, plain_png, smooth_noise
 from tests.helpers.own_data import ANSWERS, FORMS, IMAGES, QUESTIONS
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl import cli
@@ -243,6 +243,14 @@ def test_a_picture_of_all_problems_divides_none_of_them(said, tmp_path: Path) ->
     assert code == 0 and len(rows_of(tmp_path / "set-held-out")) == 30, text
 
 
+@pytest.mark.parametrize(("limit", "share"), [(2, 0.75), (2, 0.1), (5, 0.5)])
+def test_a_limit_leaves_both_sets_a_row(said, tmp_path: Path, limit: int, share: float) -> None:
+    file = json_lines(tmp_path, *({"question": f"What is {n}?", "answer": "4"} for n in range(40)))
+    assert said(file, "--hold-out", share, "--limit", limit, "--out", tmp_path / "set")[0] == 0
+    counts = [len(rows_of(tmp_path / name)) for name in ("set", "set-held-out")]
+    assert sum(counts) <= limit and min(counts) >= 1
+
+
 def test_what_cannot_be_held_out(said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = json_lines(tmp_path, *({"question": f"What is {n}?", "answer": "4"} for n in range(8)))
@@ -252,6 +260,7 @@ def test_what_cannot_be_held_out(said, tmp_path: Path, monkeypatch: pytest.Monke
         ([file, "--hold-out", "0.5", "--out", "old"], "old-held-out: already exists"),
         ([file, "--hold-out", "0.5", "--out", "."], ".: already exists"),
         ([file, "--hold-out", "0.999", "--out", "new"], "new: no row is left to write"),
+        ([file, "--hold-out", "0.5", "--limit", "1", "--out", "new"], "--limit 1 with --hold-out: keep at least two"),
         (
             ["mix", "--source", file, "--hold-out", "0.5", "--out", "new"],
             "--hold-out: a mix is made of prepared sets",
@@ -516,3 +525,13 @@ def test_boxes_as_answers_ask_for_a_mapping(
     json_lines(tmp_path, *({"question": f"Where is {n}?", "image": "0.png", "gt_bbox": box} for n in range(3)))
     code, text = said(tmp_path, "--answer", "gt_bbox", "--out", tmp_path / "set")
     assert code == 2 and "the answers in gt_bbox are boxes" in text and "box: gt_bbox}, box_format" in text
+
+
+def test_numbered_columns_of_images_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """With ten or more of them, <image 2> is the image of the second column."""
+    images = {f"{number}.png": encoded(smooth_noise(84, 84, seed=number)) for number in range(1, 12)}
+    row = {f"image_{number}": f"{number}.png" for number in range(1, 12)} | {"question": "Which?", "answer": "3"}
+    file = json_lines(tmp_path, row)
+    for name, data in images.items():
+        (file.parent / name).write_bytes(data)
+    assert mapped(file)["columns"]["images"] == [f"image_{number}" for number in range(1, 12)]

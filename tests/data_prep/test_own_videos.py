@@ -76,10 +76,22 @@ def test_a_rate_gives_the_times(prepared: Callable[..., Path]) -> None:
     assert load_set(prepared([FINE], fps=4))[0].videos == [[0, 0.25, 0.5]]
 
 
+@pytest.mark.parametrize("name", ["{}.png", "frame_{}.PNG", "{:04d}.png", "cut2-{}-of-12.png"])
+def test_frames_of_a_folder_are_in_the_order_of_their_numbers(
+    prepared: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    frames = [encoded(noise(112, 84, 50 + number)) for number in range(12)]
+    (tmp_path / "long").mkdir()
+    for number, data in enumerate(frames):
+        (tmp_path / "long" / name.format(number)).write_bytes(data)
+    (problem,) = load_set(prepared([FINE | {"clip": "long"}], fps=1))
+    assert list(problem.images) == frames
+
+
 def test_frames_at_other_times_are_no_duplicate(prepared: Callable[..., Path]) -> None:
     folder = prepared([FINE, FINE | {"seconds": [0.5, 1, 5]}, FINE], columns=TIMES)
     assert len(rows_of(folder)) == 2
-    assert [reason for reason, _ in dropped(folder)] == ["duplicate_id"]
+    assert [reason for reason, _ in dropped(folder)] == ["duplicate"]
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_the_patch_size_is_that_of_the_tokenizers_model(tmp_path, family_model, 
     assert "--patch-size 14: the model of --tokenizer" in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("model_type", ["internvl", "idefics3"])
+@pytest.mark.parametrize("model_type", ["internvl", "idefics3", "mistral3"])
 def test_tokens_of_tiles_are_those_of_the_prompt(tmp_path, family_model, model_type) -> None:
     """The counts are those of the prompts that the trainer builds, and the limit acts on them."""
     model, source = family_model(model_type), many(tmp_path / "virl", 2, width=300, height=500)

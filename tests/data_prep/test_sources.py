@@ -533,3 +533,10 @@ def test_several_files_that_fit_are_listed(tmp_path) -> None:
         write_parquet(tmp_path / f"{name}.parquet", [{"x": 1}])
     with pytest.raises(UserError, match=r"no 39Krelease\.parquet there; there are \['a\.parquet', 'b\.parquet'\]"):
         read_problems("virl39k", tmp_path)
+
+
+@pytest.mark.parametrize(("source", "name"), [("mathvista", "testmini.json"), ("mathvision", "testmini.jsonl")])
+def test_a_table_of_one_split_is_not_taken_for_another(tmp_path, source, name) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=f"no table of the split test there; {name} is of testmini"):
+        list(SOURCES[source].read(tmp_path, "test"))

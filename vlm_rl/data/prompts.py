@@ -264,6 +264,10 @@ class PromptBuilder:
             start_tokens=num_tokens,
         )
 
+    def fit(self, image: Image.Image) -> Image.Image:
+        """Return a decoded image as sampler and learner both get it."""
+        return image if self.family is None else self.family.fit(image, **self._image_options)
+
     def vision_of(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
         """Return the model's inputs of images that are on its grid, {} for none."""
         return self._encoded(images)[0]
@@ -418,7 +422,7 @@ class PromptBuilder:
         images = []
         for index, data in enumerate(problem.images):
             image = decode_image(data, where=f"problem {problem.id!r} image {index}", limits=limits)
-            images.append(self.family.fit(image, **self._image_options))
+            images.append(self.fit(image))
         media: list[Image.Image | Video] = []
         videos = iter(problem.videos)
         for pictures in group_by_marker(problem.question, images, problem.videos):
