@@ -18,6 +18,7 @@ import pyarrow.compute
 from vlm_rl.demo.numbers.token_counts import Split, TokenCounter
 from vlm_rl.run.directory import EvalResult
 from vlm_rl.run.eval_record import cluster_labels
+from vlm_rl.run.turn_record import read_turns
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
 _FAILED = ("timeout", "error")
@@ -66,6 +67,13 @@ class Responses:
         """Return the question of each problem; empty if the records have none."""
         questions = self.rows(["question"])["question"]
         return [text or "" for text in questions.take([self.row_of[name][0] for name in self.ids]).to_pylist()]
+
+    @cached_property
+    def earlier_R(self) -> np.ndarray:
+        """Return the tokens of each episode's turns before the last one, whose text alone is its response; else 0."""
+        stored = self.rows(["problem_id", "turns"])  # an older file lacks the turns
+        turns = stored["turns"].to_pylist() if "turns" in stored.column_names else [None] * len(stored)
+        return np.array([sum(turn.num_tokens for turn in read_turns(text)[:-1]) for text in turns], dtype=np.int64)
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the stored records, of several runs one after the other."""
@@ -125,7 +133,12 @@ class Responses:
         return {}
 
     def split_R(self, counter: TokenCounter, prefill: str = "") -> Split | None:
-        """Return the tokens of reasoning and answer of every response; None if the tokenizer cannot be used."""
+        """Return the tokens of reasoning and answer of every response.
+
+        None if the tokenizer cannot be used, or if a response was sampled in several turns, each with its reasoning.
+        """
+        if self.earlier_R.any():
+            return None
         if counter.name not in self.split_cache:
             texts = self.texts["response"].to_pylist()
             self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)

@@ -42,6 +42,10 @@ _NO_TOKENIZER = (
     "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
     f"checkpoints. Choose “{PARTS['']}”."
 )
+_EPISODES = (
+    "Some of these responses were sampled in several turns, each with its own reasoning, so they have no one split. "
+    f"Choose “{PARTS['']}”."
+)
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _CLICK_HINT = "Click a mark to see its problems."
 _MAX_POINTS = 1200  # problems drawn as points, over all checkpoints
@@ -59,7 +63,7 @@ def lengths_html(state: PageState, *, interactive: bool = True) -> Markup:
     """Return all charts of the panel for the problems that pass the filters."""
     lengths = part_lengths(state)
     if lengths is None:
-        return render("message", text=_NO_TOKENIZER, is_error=False)
+        return render("message", text=_EPISODES if state.has_episodes else _NO_TOKENIZER, is_error=False)
     if state.emptiness:
         return render("message", text=state.emptiness, is_error=False)
     cards = [

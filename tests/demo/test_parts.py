@@ -611,6 +611,22 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
     assert given_start.reasoning_R.tolist() == [3]
 
 
+def test_an_episode_has_no_one_split(tmp_path):
+    """Its response is the last turn's: the tokens of the others are neither its reasoning nor its answer."""
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    turns = [{"text": "<think>where</think>zoom", "tokens": 60}, {"text": "7", "tokens": 40, "ending": "done"}]
+    for step, column in ((0, None), (1, json.dumps(turns))):
+        run.write_eval("set", step, rows_of([100], [RIGHT], turns=[column]), {"template": "think_answer"})
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(run.path / "tokenizer.json"))
+    states = PageStates(Library([run.path]))
+    state = states.of(UrlState.parse("base=run@0&others=run@1&part=answer"))
+    assert "sampled in several turns" in lengths_panel(state) and "tokenizer.json" not in lengths_panel(state)
+    assert [number is None for number in samples(state)["reasoning_tokens"].to_pylist()] == [False, True]
+    assert "tokens, answer only" in lengths_panel(states.of(UrlState.parse("base=run@0&part=answer")))
+
+
 def test_a_tokenizer_that_takes_all_memory_counts_nothing(tmp_path, monkeypatch):
     """Six replacements of a letter by 99 would make 9e11 letters of one, and abort the process."""
     worker = LimitedWorker("vlm_rl.demo.numbers.token_worker.count", cpu_seconds=5.0, memory=256 << 20)
