@@ -475,6 +475,20 @@ def test_hadw_has_curves_of_belief_and_weights_where_it_is_on(tmp_path):
         assert [title in page for title in titles] == [name == "on"] * 3
 
 
+def test_a_run_at_zero_is_drawn_beside_one_that_is_not(tmp_path):
+    """Left out, nobody could tell that nothing of it was cut from that it did not say. Zeros alone have no chart."""
+    for name, shares in (("a", (0.0, 0.0)), ("b", (0.5, 0.0))):
+        run = build_run(tmp_path / name, steps=2, num_problems=2, metrics=False)
+        for step, share in enumerate(shares, 1):
+            run.append_metrics(step, 1, {"reward": 1.0, "completions/clipped_ratio": share})
+    library = Library([tmp_path])
+    pages = {runs: str(training_panel(library, UrlState(runs=runs), {})) for runs in (("a", "b"), ("a",))}
+    title = "Share cut at the limit"
+    chart = re.search(rf'aria-label="{title}"><script type="application/json">(.*?)</script>', pages["a", "b"])
+    assert chart is not None and [entry["name"] for entry in json.loads(chart[1])["usermeta"]["legend"]] == ["a", "b"]
+    assert title not in pages["a",]
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_an_episode_reads_as_a_conversation(starts, tmp_path):
     """What was shown before the first turn stands above it, of an evaluated problem and of a training response."""
