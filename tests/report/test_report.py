@@ -30,6 +30,7 @@ from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import write_report
+from vlm_rl.report.vega import still, svg
 from vlm_rl.run.difficulty import by_difficulty
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import RolloutRow
@@ -448,6 +449,15 @@ def test_a_chart_needs_a_finite_value():
     steps = np.array([1.0, 2.0])
     assert lines([Series("a", steps, steps * np.nan)]) is None
     assert lines([]) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 12])
+def test_each_step_of_a_short_run_is_named_once(count):
+    """Vega also places a tick between two steps of a few, and a whole number of 1.5 would be a second 2."""
+    steps = np.arange(1.0, count + 1)
+    drawn = svg(still(lines([Series("a", steps, steps)]), width=400))
+    labels = re.findall(r"<text[^>]*>([^<]+)</text>", drawn.partition("role-axis-label")[2].partition("</g>")[0])
+    assert labels == [f"{step:.0f}" for step in steps]
 
 
 # -- examples and controls ----------------------------------------------------------------------

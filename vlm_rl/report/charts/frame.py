@@ -94,7 +94,9 @@ def chart(
 
 def x_axis(title: str, *, whole: bool = True, zero: bool = False) -> Spec:
     """Return a horizontal axis. `whole`: its ticks are whole numbers, such as steps. `zero`: it includes 0."""
-    axis = {"tickCount": 10} | ({"format": ",~d", "tickMinStep": 1} if whole else {"format": NUMBER})
+    axis: Spec = {"tickCount": 10, "format": NUMBER}
+    if whole:  # a tick between two of few whole numbers is not named: it would be a second time the next one
+        axis |= {"format": ",~d", "tickMinStep": 1, "labelExpr": "datum.value % 1 ? '' : datum.label"}
     scale = {"zero": zero, "nice": False, "padding": 8}
     return {"field": "x", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
