@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 import threading
@@ -17,11 +18,15 @@ import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
-from tests.helpers.browser import Visit, open_browser
+from tests.helpers.browser import Visit, open_browser, open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.served import Served
 from vlm_rl.demo.files.bundle import write_bundle
+from vlm_rl.demo.files.export import page_of
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels.page_state import PageStates
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 
@@ -107,6 +112,59 @@ def browser() -> Iterator[Any]:
 
 def wait_for_place(page: Any, place: int) -> None:
     page.wait_for_function("n => document.querySelector('.where b').innerText === String(n)", arg=place)
+
+
+# -- one problem in one file -----------------------------------------------------------------------
+
+# neighbours in a column of which the upper one reaches into the lower one
+_COVERED = """[...document.querySelectorAll('.ckpt')].flatMap(column => {
+  const boxes = [...column.querySelectorAll('.tokens, .part, .grading')].map(box => box.getBoundingClientRect());
+  return boxes.slice(1).filter((box, i) => box.top < boxes[i].bottom - 1);
+}).length"""
+# whether the last letter of a text's first line of letters is to the left of its first one
+_TO_THE_LEFT = """box => {
+  const texts = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (texts.nextNode().data.trim().length < 2);
+  const text = texts.currentNode.data, at = (place) => {
+    range.setStart(texts.currentNode, place); range.setEnd(texts.currentNode, place + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return at(text.trimEnd().length - 1) < at(text.search(/\\S/));
+}"""
+
+
+@contextmanager
+def page_of_one_problem(browser: Any, folder: Path, **changes: Any) -> Iterator[Any]:
+    """Open the exported page of two checkpoints' responses to a problem; `changes` are those of the second."""
+    run = build_run(folder / "run", steps=1, eval_steps=(0, 1), num_problems=1)
+    rows = run.evals()[1].rows().to_pylist()
+    run.write_eval("toy-test", 1, [row | changes for row in rows], {"template": "think_answer"})
+    page = folder / "page.html"
+    page.write_text(page_of(PageStates(Library([run.path])).of(UrlState.parse("base=run@1&others=run@0"))))
+    with open_page(page.as_uri(), browser=browser) as opened:
+        opened.page.wait_for_selector(".ckpt")
+        yield opened.page
+
+
+@pytest.mark.slow
+def test_the_turns_of_an_episode_cover_nothing(browser, tmp_path):
+    turns = [{"text": f"look {place}", "tokens": 9} for place in range(3)]
+    with page_of_one_problem(browser, tmp_path, turns=json.dumps(turns)) as page:
+        assert page.locator(".turn").count() == 2
+        assert page.evaluate(_COVERED) == 0
+        tops = page.evaluate("[...document.querySelectorAll('.grading')].map(box => box.getBoundingClientRect().top)")
+        assert tops[0] == tops[1]  # the parts of both columns are in line
+
+
+@pytest.mark.slow
+def test_text_from_right_to_left_begins_at_the_right(browser, tmp_path):
+    """The stop at its end is at the left."""
+    angle = "הזווית גדולה?"
+    response = f"<think>{angle}</think>{angle}"
+    with page_of_one_problem(browser, tmp_path, question=angle, response=response, gold=angle) as page:
+        for place in (".question", ".rendered.reasoning p", ".rendered.answer p", ".asks-short"):
+            assert page.locator(place).first.evaluate(_TO_THE_LEFT), place
+        assert not page.locator(".ckpt").nth(1).locator(".rendered").first.evaluate(_TO_THE_LEFT)
 
 
 # -- the page under gradio -----------------------------------------------------------------------
