@@ -578,9 +578,25 @@ def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
     assert "became right" in count_html(small.of(UrlState.parse("change=right")))
 
 
-def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
-    assert "prove nothing" in count_html(small.of(UrlState.parse("change=right")))
-    assert "prove nothing" not in count_html(small.of(UrlState.parse("low=1"))) + count_html(small.of(UrlState()))
+@pytest.mark.parametrize(
+    ("query", "by"),
+    [
+        ("change=changed", "verdicts"),
+        ("verdict=correct", "verdicts"),
+        ("difficulty=never", "verdicts"),  # of the samples before training, which may be the baseline's own
+        ("flags=timeout", "verdicts"),
+        ("low=20", "lengths"),
+        ("high=20", "lengths"),
+        ("flags=cut", "lengths"),
+        ("verdict=correct&high=20", "verdicts and lengths"),
+        ("category=odd", ""),
+        ("flags=format", ""),
+        ("text=word1", ""),
+    ],
+)
+def test_a_choice_by_verdict_or_length_is_said_to_prove_nothing(small, query, by):
+    text = Elements(count_html(small.of(UrlState.parse(query)))).text
+    assert (f"chosen by their {by}, so" in text) if by else "prove nothing" not in text
 
 
 def test_the_judgement_follows_the_intervals():
