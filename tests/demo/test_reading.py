@@ -13,6 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -326,6 +327,35 @@ def test_the_bundle_opens_from_disk(browser, bundle):
         page.wait_for_selector("[data-panel=lengths] .chart svg")
         page.click("[data-tab=problems]")
         wait_for_place(page, 1)
+
+
+@pytest.mark.slow
+def test_the_bundle_of_a_view_says_its_filters_keeps_its_order_and_searches_as_the_demo(browser, runs, tmp_path):
+    query = "base=grpo@0&others=grpo@40&change=changed&sort=-id&tab=problems"
+    demo = PageStates(Library(runs))
+    state = demo.of(UrlState.parse(query))
+    ids = [state.table.ids[p] for p in state.order]
+    assert len(ids) > 1 and ids == sorted(ids, reverse=True)
+    write_bundle(runs, tmp_path / "site", view=query)
+    with visit(browser, (tmp_path / "site" / "index.html").as_uri(), DESKTOP) as opened:
+        page = opened.page
+        shown = "document.querySelector('.bar .at').innerText"
+        assert f"{len(ids)} of 24 problems pass the filters: verdict changed; chosen by" in page.inner_text("main")
+        assert page.evaluate(shown) == ids[0]
+        page.click("[data-step=next]")
+        page.wait_for_function(f"() => {shown} === '{ids[1]}'")
+        page.click("[data-tab=table]")
+        page.wait_for_selector("th[aria-sort=descending]")
+        page.click(".problems thead button:has-text('problem')")  # upwards
+        page.wait_for_selector("th[aria-sort=ascending]")
+        page.select_option("select[data-name=sort]", "")
+        page.wait_for_function("() => !document.querySelector('th[aria-sort]')")
+        assert page.locator(".problems tbody th").all_inner_texts() == sorted(ids)
+        for text in ("right answer", "never solved", "by rule", "red squares", ids[-1], "round is three"):
+            page.fill("[data-find]", text)
+            found = len(demo.of(UrlState.parse(query).patched(urlencode({"text": text}))).order)
+            count = f"{found} of {len(ids)} problems" if found < len(ids) else f"{found} problems"
+            page.wait_for_selector(f"[data-count]:text-is('{count}')", timeout=5000)
 
 
 @pytest.mark.slow
