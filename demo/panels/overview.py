@@ -243,7 +243,7 @@ def _ridge_card(state: PageState) -> list[ChartCard]:
         "Length of right and of wrong responses",
         ridges(rows),
         caption=f"Filled: right. Hollow: wrong or no answer. Each has its own height; the line is the median. Fewer "
-        f"than {FEW} responses are points.",
+        f"than {FEW} responses, or equally long ones, are points.",
         hint="Click one to see its problems.",
     )
 
