@@ -28,6 +28,7 @@ from vlm_rl.demo.files.export import page_of
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import UrlState
 from vlm_rl.demo.panels.page_state import PageStates
+from vlm_rl.demo.panels.training import training_panel
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 
@@ -166,6 +167,22 @@ def test_text_from_right_to_left_begins_at_the_right(browser, tmp_path):
         for place in (".question", ".rendered.reasoning p", ".rendered.answer p", ".asks-short"):
             assert page.locator(place).first.evaluate(_TO_THE_LEFT), place
         assert not page.locator(".ckpt").nth(1).locator(".rendered").first.evaluate(_TO_THE_LEFT)
+
+
+@pytest.mark.slow
+def test_a_long_name_fits_on_a_phone(browser, tmp_path):
+    """Every part that names a run breaks its name; tables scroll by themselves."""
+    runs = [build_run(tmp_path / (letter * 90), steps=8, eval_steps=(0, 8), num_problems=4) for letter in "ab"]
+    library = Library([run.path for run in runs])
+    state = PageStates(library).of(UrlState())
+    page = tmp_path / "page.html"
+    page.write_text(page_of(state).replace("</main>", f"{training_panel(library, state.url, {})}</main>"))
+    with open_page(page.as_uri(), browser=browser, **PHONE, touch=True) as opened:
+        opened.page.wait_for_selector(".ckpt")
+        wide = """[...document.querySelectorAll('body *')].filter(box => box.offsetParent
+          && !box.closest('.table-box, svg') && box.getBoundingClientRect().right > innerWidth + 1)
+          .map(box => box.outerHTML.slice(0, 80))"""
+        assert opened.page.evaluate(wide) == []
 
 
 # -- the page under gradio -----------------------------------------------------------------------
