@@ -626,6 +626,25 @@ def test_lengths_over_training_are_those_of_the_rollouts(tmp_path):
     assert stats.length_curve([Library([run.path]).runs["run"]], "toy-test").steps.tolist() == [0, 4, 8]
 
 
+def test_the_caption_of_lengths_over_training_says_whose_are_of_evaluations(tmp_path):
+    runs = [build_run(tmp_path / name, steps=4, num_problems=2).path for name in ("sampled", "evaluated")]
+    shutil.rmtree(runs[1] / "rollouts")
+    said = {}
+    for names in (("sampled",), ("evaluated",), ("sampled", "evaluated")):
+        address = "&".join(f"others={name}@4" for name in names)
+        state = PageStates(Library(runs)).of(UrlState.parse(address))
+        said[names] = html.unescape(str(lengths_panel(state)))
+    assert "Of all training responses of a step" in said["sampled",] and "evaluations" not in said["sampled",]
+    assert "Of all stored evaluations of a step" in said["evaluated",]
+    assert "Of all training responses of a step" in said["sampled", "evaluated"]
+    assert "of evaluated, the stored evaluations" in said["sampled", "evaluated"]
+
+
+def test_one_is_no_plural(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=1, eval_steps=(0,))
+    assert "1 problem, 1 checkpoint: step 0" in export_panel(PageStates(Library([run.path])).of(UrlState()))
+
+
 # -- tokens of reasoning and answer --------------------------------------------------------------
 
 
