@@ -177,7 +177,7 @@ def test_a_long_name_fits_on_a_phone(browser, tmp_path):
     state = PageStates(library).of(UrlState())
     page = tmp_path / "page.html"
     page.write_text(page_of(state).replace("</main>", f"{training_panel(library, state.url, {})}</main>"))
-    with open_page(page.as_uri(), browser=browser, **PHONE, touch=True) as opened:
+    with open_page(page.as_uri(), browser=browser, width=390, height=844, touch=True) as opened:
         opened.page.wait_for_selector(".ckpt")
         wide = """[...document.querySelectorAll('body *')].filter(box => box.offsetParent
           && !box.closest('.table-box, svg') && box.getBoundingClientRect().right > innerWidth + 1)
