@@ -7,7 +7,7 @@ let turn = 0; // of drawing: what comes late for an older one is dropped
 const parts = new Map(); // number -> the problems of a part
 const waiting = new Map(); // number -> the function that is told when it comes
 const $ = (query) => document.querySelector(query);
-const view = () => new URLSearchParams(location.hash.slice(1) || { at: table?.at ?? '' }); // without a hash, what it opens with
+const view = () => new URLSearchParams(location.hash.slice(1) || { at: table?.at ?? '', sort: table?.sort ?? '' }); // without a hash, what it opens with
 const CHARTED = ['overview', 'lengths', 'reasoning']; // tabs with charts of all problems
 const tabOf = (query) => ['problems', 'table', ...CHARTED].find((tab) => tab === query.get('tab')) ?? table.tab;
 const isDrawn = (tab) => tabOf(view()) === tab;
@@ -48,7 +48,7 @@ function go(patch) {
   const query = view();
   for (const [name, value] of new URLSearchParams(patch)) value ? query.set(name, value) : query.delete(name);
   if (query.toString() === view().toString()) return;
-  location.hash = query;
+  location.hash = query.toString() || 'at='; // an empty one would be what it opened with
 }
 addEventListener('hashchange', draw);
 document.addEventListener('chart-click', ({ detail }) => { if (new URLSearchParams(detail).get('at')) go(detail); }); // other filters need the server
@@ -84,16 +84,15 @@ async function arrangeProblems(query) {
 async function hits(text) {
   if (!texts) {
     $('[data-count]').textContent = 'reading all problems …';
-    const last = table.part.at(-1), place = document.createElement('textarea');
+    const last = table.part.at(-1), reader = new DOMParser(); // whose documents run and load nothing
     for (let number = 0; number <= last; number++) await part(number);
     const first = new Map();
     table.part.forEach((number, row) => { if (!first.has(number)) first.set(number, row); });
-    const plain = (html) => { place.innerHTML = html; return place.value; }; // a textarea only reads characters
+    const read = (html, places) => [...reader.parseFromString(html, 'text/html').querySelectorAll(places)].map((box) => box.textContent);
     texts = table.id.map((id, row) => {
       const problem = parts.get(table.part[row])[row - first.get(table.part[row])];
-      const sources = problem.samples.flatMap(({ columns }) => [...columns.matchAll(/<(pre class="source|dd)[^>]*>([^]*?)<\/(?:pre|dd)>/g)]);
-      const asked = problem.card.replace(/<[^>]*>/g, ' ');
-      return [id, plain(asked), ...sources.map((match) => plain(match[2].replace(/<[^>]*>/g, '')))].join('\n').toLowerCase();
+      const answers = problem.samples.flatMap(({ columns }) => read(columns, '.source, .grading dd:first-of-type b')); // responses, and what was extracted
+      return [id, ...read(problem.card, 'p.question, .clamped, .gold b'), ...answers].join('\n').toLowerCase();
     });
   }
   const wanted = text.toLowerCase();

@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import CHANGES, SORTS, TABS, UrlState
 from vlm_rl.demo.panels.lengths import lengths_html
@@ -32,7 +34,7 @@ from vlm_rl.demo.panels.page_parts import header_html
 from vlm_rl.demo.panels.page_state import PageState, PageStates
 from vlm_rl.demo.panels.problem import KEYS, columns_of, problem_card
 from vlm_rl.demo.panels.reasoning import reasoning_html
-from vlm_rl.demo.panels.summary_cards import summary_html
+from vlm_rl.demo.panels.summary_cards import count_html, summary_html
 from vlm_rl.demo.panels.table import ROWS, heads_of, row_of
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.demo.web.theme import asset, katex_files, stylesheet_of_bundle
@@ -94,11 +96,17 @@ def write_bundle(folders: Sequence[Path], out: Path, *, view: str = "") -> Bundl
 def _write(state: PageState, out: Path) -> None:
     for name in ("assets", "data", "images"):
         (out / name).mkdir(parents=True)
+    opening = {
+        "tab": state.url.tab if state.url.tab in _TABS else _TABS[0],
+        "at": state.problem_id,
+        "sort": state.url.sort,
+    }
+    state = _in_order_of_the_set(state)
     part_of: list[int] = []
     for number, problems in enumerate(_parts(state, out / "images")):
         part_of += [number] * len(problems)
         _write_script(out / "data" / f"part-{number}.js", "bundlePart", number, problems)
-    _write_script(out / "data" / "index.js", "bundleIndex", _index(state, part_of))
+    _write_script(out / "data" / "index.js", "bundleIndex", opening | _index(state, part_of))
     has_formulas = _write_katex(out / "assets")
     _write_text(out / "assets" / "page.css", stylesheet_of_bundle())
     _write_text(out / "assets" / "page.js", asset("reading.js") + asset("bundle.js"))
@@ -111,6 +119,7 @@ def _write(state: PageState, out: Path) -> None:
         header=header_html(state.library),
         benchmark=state.url.benchmark,
         summary=summary_html(state, interactive=False),
+        filters=count_html(state, interactive=False) if state.url.filtered else "",
         tabs={name: TABS[name] for name in _TABS},
         overview=overview_html(state, interactive=False, leads=True),
         lengths=lengths_html(state, interactive=False),
@@ -123,6 +132,13 @@ def _write(state: PageState, out: Path) -> None:
         has_formulas=has_formulas,
     )
     _write_text(out / "index.html", page)
+
+
+def _in_order_of_the_set(state: PageState) -> PageState:
+    """Return the state with its problems as the page's script orders them where no order is chosen."""
+    order = np.flatnonzero(state.keep_P)
+    position = int(np.searchsorted(order, state.order[state.position]))
+    return replace(state, url=replace(state.url, sort=""), order=order, position=position)
 
 
 # -- problems ------------------------------------------------------------------------------------
@@ -168,13 +184,11 @@ def _write_image(address: str, images: Path) -> str:
 
 
 def _index(state: PageState, part_of: Sequence[int]) -> dict[str, Any]:
-    """Return the table's data for showing, sorting and filtering: a list per column, in the page's order."""
+    """Return the table's data for showing, sorting and filtering: a list per column, in the data set's order."""
     table, order = state.table, state.order.tolist()
     rows = [row_of(state, p) for p in order]
     return {
         "num_rows": ROWS,
-        "tab": state.url.tab if state.url.tab in _TABS else _TABS[0],
-        "at": state.problem_id,
         "keys": list(state.url.keys),
         "slots": state.colors,
         "part": list(part_of),

@@ -53,7 +53,8 @@ def samples(state: PageState) -> pa.Table:
     """Return one row per response to the kept problems: in the page's order, by checkpoint, then by sample.
 
     length_change and score_change are the problem's mean over samples minus the baseline's; base_rate is the
-    pass rate before training; reasoning_tokens is null where the model's tokenizer is not at hand.
+    pass rate before training; reasoning_tokens is null where the model's tokenizer is not at hand, and where the
+    checkpoint's responses were sampled in several turns.
     """
     return (
         pa.concat_tables([_samples(state, index) for index in range(len(state.labels))])

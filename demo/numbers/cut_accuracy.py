@@ -2,7 +2,8 @@
 
 A response that ends within T tokens keeps its verdict. A longer one counts as right if it has stated the right answer
 by then (vlm_rl/grading/first_answer.py), as if the model answered with that. So the curve of a checkpoint ends at
-its accuracy. The place of a statement in tokens is taken from its place in characters.
+its accuracy. The place of a statement in tokens is taken from its place in characters; of an episode the last turn is
+read, which begins after the tokens of the earlier ones.
 """
 
 from __future__ import annotations
@@ -42,12 +43,16 @@ def cut_responses(table: ProblemTable, index: int, problems: Sequence[int] | np.
     responses = table.checkpoints[index].responses
     rows = [(place, row) for place, p in enumerate(problems) for row in responses.row_of[table.ids[p]]]
     chosen = np.array([row for _, row in rows], dtype=np.int64)
-    length_R = responses.length_R[chosen]
+    length_R, earlier_R = responses.length_R[chosen], responses.earlier_R[chosen]
     shares = [reasoning_at(responses, row).stated_at for _, row in rows]
+    stated = [
+        math.inf if share is None else before + share * (length - before)
+        for share, before, length in zip(shares, earlier_R.tolist(), length_R.tolist(), strict=True)
+    ]
     return CutResponses(
         problem_R=np.array([place for place, _ in rows], dtype=np.int64),
         length_R=length_R,
-        stated_R=np.array([math.inf if share is None else share for share in shares]) * length_R,
+        stated_R=np.array(stated),
         correct_R=responses.correct_R[chosen],
         num_problems=len(problems),
     )

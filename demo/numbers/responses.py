@@ -9,18 +9,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
 from vlm_rl.demo.numbers.token_counts import Split, TokenCounter
+from vlm_rl.errors import UserError
 from vlm_rl.run.directory import EvalResult
 from vlm_rl.run.eval_record import cluster_labels
+from vlm_rl.run.turn_record import read_turns
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
 _FAILED = ("timeout", "error")
+FileStamp: TypeAlias = tuple[int, int, int]
 _compute: Any = pyarrow.compute  # it makes its functions when it is imported: a type checker does not see them
 
 
@@ -29,6 +33,7 @@ class Responses:
     """Columns of numbers are read at once, texts when they are first asked for."""
 
     results: tuple[EvalResult, ...]
+    stamps: tuple[FileStamp, ...]  # of their files, when the numbers were read
     ids: list[str]  # P
     row_of: dict[str, list[int]]  # problem -> its rows, by sample
     problem_R: np.ndarray  # index into ids
@@ -67,9 +72,23 @@ class Responses:
         questions = self.rows(["question"])["question"]
         return [text or "" for text in questions.take([self.row_of[name][0] for name in self.ids]).to_pylist()]
 
+    @cached_property
+    def earlier_R(self) -> np.ndarray:
+        """Return the tokens of each episode's turns before the last one, whose text alone is its response; else 0."""
+        stored = self.rows(["problem_id", "turns"])  # an older file lacks the turns
+        turns = stored["turns"].to_pylist() if "turns" in stored.column_names else [None] * len(stored)
+        return np.array([sum(turn.num_tokens for turn in read_turns(text)[:-1]) for text in turns], dtype=np.int64)
+
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the stored records, of several runs one after the other."""
-        return read_records(self.results, columns)
+        """Return the stored records, of several runs one after the other.
+
+        Raises UserError as read_records does, and for a file that is no longer the one that the numbers are from.
+        """
+        table = read_records(self.results, columns)
+        for result, stamp in zip(self.results, self.stamps, strict=True):
+            if _stamp(result.path) != stamp:
+                raise UserError(f"{result.path} was written again since the demo read it; start the demo again")
+        return table
 
     @cached_property
     def format_fault_R(self) -> np.ndarray:
@@ -125,7 +144,12 @@ class Responses:
         return {}
 
     def split_R(self, counter: TokenCounter, prefill: str = "") -> Split | None:
-        """Return the tokens of reasoning and answer of every response; None if the tokenizer cannot be used."""
+        """Return the tokens of reasoning and answer of every response.
+
+        None if the tokenizer cannot be used, or if a response was sampled in several turns, each with its reasoning.
+        """
+        if self.earlier_R.any():
+            return None
         if counter.name not in self.split_cache:
             texts = self.texts["response"].to_pylist()
             self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)
@@ -146,6 +170,7 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
 
     Raises OSError, KeyError, ArrowException or UserError where a file is broken.
     """
+    stamps = tuple(_stamp(result.path) for result in results)
     table = read_records(results, _LIGHT)
     ids = table["problem_id"].to_pylist()
     verdict = table["verdict"].to_numpy()
@@ -159,6 +184,7 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
     first_P = pa.array([row_of[name][0] for name in names], pa.int64())
     return Responses(
         results=tuple(results),
+        stamps=stamps,
         ids=names,
         row_of=row_of,
         problem_R=np.array([index[name] for name in ids], dtype=np.int64),
@@ -170,6 +196,12 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
         category_P=np.array([category[row_of[name][0]] or "" for name in names], dtype=object),
         cluster_P=np.array(cluster_labels(table.take(first_P)), dtype=object),
     )
+
+
+def _stamp(path: Path) -> FileStamp:
+    """Return what differs where a file was written again, perhaps within one tick of the clock."""
+    known = path.stat()
+    return known.st_mtime_ns, known.st_ino, known.st_size
 
 
 def positions(ids: Sequence[str], wanted: Sequence[str]) -> np.ndarray:

@@ -42,6 +42,10 @@ _NO_TOKENIZER = (
     "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
     f"checkpoints. Choose “{PARTS['']}”."
 )
+_EPISODES = (
+    "Some of these responses were sampled in several turns, each with its own reasoning, so they have no one split. "
+    f"Choose “{PARTS['']}”."
+)
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _CLICK_HINT = "Click a mark to see its problems."
 _MAX_POINTS = 1200  # problems drawn as points, over all checkpoints
@@ -59,7 +63,7 @@ def lengths_html(state: PageState, *, interactive: bool = True) -> Markup:
     """Return all charts of the panel for the problems that pass the filters."""
     lengths = part_lengths(state)
     if lengths is None:
-        return render("message", text=_NO_TOKENIZER, is_error=False)
+        return render("message", text=_EPISODES if state.has_episodes else _NO_TOKENIZER, is_error=False)
     if state.emptiness:
         return render("message", text=state.emptiness, is_error=False)
     cards = [
@@ -294,6 +298,7 @@ def _length_by_difficulty_card(state: PageState) -> list[ChartCard]:
 def _training_card(state: PageState) -> list[ChartCard]:
     """Return the median with the middle half as a band, and p90 dashed, of the checkpoints' runs."""
     curves: list[LengthCurve] = []
+    evaluated: list[str] = []  # runs without rollouts
     series: list[Series] = []
     left_out = ""
     for title, slot, names in state.run_groups():
@@ -305,19 +310,21 @@ def _training_card(state: PageState) -> list[ChartCard]:
         if curve is None or len(curve.steps) < 2:
             continue
         curves.append(curve)
+        evaluated += [] if curve.sampled else [title]
         series += [
             Series(title, curve.steps, curve.median, color=color(slot), low=curve.p25, high=curve.p75),
             Series(f"{title}, p90", curve.steps, curve.p90, color=color(slot), dashed=True),
         ]
     if not curves:
         return []
-    what = "training responses" if all(curve.sampled for curve in curves) else "stored evaluations"
+    what = "stored evaluations" if len(evaluated) == len(curves) else "training responses"
+    others = f"; of {', '.join(evaluated)}, the stored evaluations" if 0 < len(evaluated) < len(curves) else ""
     smooth = ", as a running mean" if any(curve.smoothed for curve in curves) else ""
     half = "Band" if max(len(curve.steps) for curve in curves) >= FEW else "Bars"
     cut = max(float(curve.cut.max()) for curve in curves)
     cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
     lines_text = f"Line: median. {half}: the middle half. Dashed: p90."
-    caption = f"Of all {what} of a step{smooth}. {lines_text} {cut_text}{left_out}"
+    caption = f"Of all {what} of a step{smooth}{others}. {lines_text} {cut_text}{left_out}"
     spec = lines(series, y_title="tokens", from_zero=True)
     return chart_card("Length over training", spec, caption=caption)
 

@@ -243,7 +243,7 @@ def _ridge_card(state: PageState) -> list[ChartCard]:
         "Length of right and of wrong responses",
         ridges(rows),
         caption=f"Filled: right. Hollow: wrong or no answer. Each has its own height; the line is the median. Fewer "
-        f"than {FEW} responses are points.",
+        f"than {FEW} responses, or equally long ones, are points.",
         hint="Click one to see its problems.",
     )
 
@@ -274,8 +274,8 @@ def _cut_card(state: PageState, problems: np.ndarray, pair: int) -> list[ChartCa
     return chart_card(
         "Accuracy if all were cut at T tokens",
         lines(series, x_title="T, tokens", percent=True, from_zero=True, stairs=True),
-        caption=f"{_gain_text(state, gain)}{part}A response that is cut counts as right once it has stated the right "
-        "answer; a whole one has its verdict.",
+        caption=f"{_gain_text(state, gain)}{part}{state.last_turn_note}A response that is cut counts as right once "
+        "it has stated the right answer; a whole one has its verdict.",
     )
 
 
@@ -305,8 +305,8 @@ def _pattern_rows(state: PageState) -> dict[str, object] | None:
         {"label": label, "slot": slot, "use": use}
         for label, slot, use in zip(state.labels, state.colors, counted.uses, strict=False)
     ]
-    part = "" if counted.num_problems >= len(state.order) else f"Counted on {counted.num_problems:,} of them."
-    return {"rows": rows, "fault": counted.fault, "part": part}
+    part = "" if counted.num_problems >= len(state.order) else f"Counted on {counted.num_problems:,} of them. "
+    return {"rows": rows, "fault": counted.fault, "part": f"{part}{state.last_turn_note}"}
 
 
 def _telling(state: PageState, pair: int) -> list[_Telling]:

@@ -54,6 +54,16 @@ class PageState:
         """Return the id of the problem that is shown, or None if none passes the filters."""
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
+    @property
+    def has_episodes(self) -> bool:
+        """Tell whether a response was sampled in several turns: its text is that of the last one."""
+        return any(checkpoint.responses.earlier_R.any() for checkpoint in self.table.checkpoints)
+
+    @property
+    def last_turn_note(self) -> str:
+        """Say of numbers from the texts which turns they are of; empty without episodes."""
+        return "Of an episode the last turn is read. " if self.has_episodes else ""
+
     def run_slots(self) -> dict[str, int]:
         """Return the colour of each run on the charts over training: that of its latest checkpoint."""
         by_step = sorted(self.table.checkpoints, key=lambda checkpoint: checkpoint.step)

@@ -35,7 +35,7 @@ def reasoning_html(state: PageState, *, interactive: bool = True) -> Markup:
     summaries = reasoning_summaries(state.table, problems)
     num_kept = len(state.order)
     part = f"Measured on {len(problems):,} of {num_kept:,} problems, chosen by checksum. "
-    note = part if len(problems) < num_kept else ""
+    note = f"{part if len(problems) < num_kept else ''}{state.last_turn_note}"
     cards = [*_moves_card(state, summaries, note), *_share_card(state, summaries, note), *_phrase_card(state)]
     return render("figures_panel", figures=cards, interactive=interactive)
 
@@ -103,7 +103,7 @@ def _phrase_card(state: PageState) -> list[ChartCard]:
     return chart_card(
         "Phrases of reasoning, against the baseline",
         forest(intervals, x_title="change, points", percent=True),
-        caption="Change of the share of responses that say it, paired by problem, with the 95 % interval; filled "
-        "where it excludes 0. The list is fixed.",
+        caption=f"{state.last_turn_note}Change of the share of responses that say it, paired by problem, with the "
+        "95 % interval; filled where it excludes 0. The list is fixed.",
         hint="Click a dot to see the responses.",
     )

@@ -77,9 +77,14 @@ def count_html(state: PageState, *, interactive: bool = True) -> Markup:
 
 
 def _chosen_by(url: UrlState) -> str:
-    """Name what the problems were chosen by, where that makes the changes of the chosen ones prove nothing."""
-    by = ["verdicts"] if url.change or url.verdict else []
-    by += ["lengths"] if url.box else []
+    """Name what the problems were chosen by, where that makes the changes of the chosen ones prove nothing.
+
+    A difficulty is the share of right samples before training, which are the baseline's own where that is step 0.
+    """
+    is_by_verdict = url.change or url.verdict or url.difficulty or {"no_answer", "timeout"} & {*url.flags}
+    is_by_length = url.box or (url.low, url.high) != (None, None) or "cut" in url.flags
+    by = ["verdicts"] if is_by_verdict else []
+    by += ["lengths"] if is_by_length else []
     return " and ".join(by)
 
 

@@ -140,9 +140,10 @@ def _metric_card(metric: _Metric, runs: Sequence[OpenRun], slots: Mapping[str, i
     for run in runs:
         curves = run.curves()
         steps, values = curves.metric(metric.name)
-        is_wanted = not metric.only_with or curves.metric_names(metric.only_with)
-        if is_wanted and np.nan_to_num(values).any():
+        if not metric.only_with or curves.metric_names(metric.only_with):
             series.append(Series(run.name, steps, values, color=color(slots[run.name]), smooth=True))
+    if not any(np.nan_to_num(curve.y).any() for curve in series):
+        return []
     spec = lines(series, y_title=metric.unit, percent=metric.is_share, height=_HEIGHT)
     return chart_card(metric.title, spec)
 

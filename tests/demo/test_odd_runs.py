@@ -179,3 +179,18 @@ def test_a_run_whose_names_are_not_utf8_leaves_the_others(tmp_path):
     library = Library([odd.path, other.path])
     assert list(library.runs) == ["b"] and "\\udcff' is not UTF-8: rename it" in library.faults[0]
     assert library.faults[0].encode()
+
+
+@pytest.mark.parametrize("count", [4, 3])
+def test_an_evaluation_that_was_written_again_is_named(tmp_path, count):
+    """Its texts belong to other lengths and verdicts than those that the demo has read: no page shows both."""
+    run = build_run(tmp_path / "run", steps=1, eval_steps=(0, 1), num_problems=4)
+    states = PageStates(Library([run.path]))
+    before = states.of(UrlState.parse("base=run@0&others=run@1"))
+    assert len(before.summaries) == 2
+    rows = run.evals()[1].rows().to_pylist()
+    run.write_eval("toy-test", 1, rows[::-1][:count], {"accuracy": 1.0})
+    for draw in (problem_panel, overview_panel):
+        with pytest.raises(UserError, match=r"step-000001\.parquet was written again .*start the demo again"):
+            draw(states.of(before.url))
+    assert len(states.of(UrlState.parse("base=run@0&text=squares")).order) == 4

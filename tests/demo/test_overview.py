@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vlm_rl.demo.numbers.problem_table import pair_of
 from vlm_rl.demo.numbers.url_state import UrlState
 from vlm_rl.demo.panels.overview import length_words, overview_html, overview_panel, pay_words, score_words
 from vlm_rl.demo.panels.page_state import PageState, PageStates
+from vlm_rl.demo.panels.reasoning import reasoning_html
 from vlm_rl.demo.panels.summary_cards import count_html
 from vlm_rl.report.charts.lines import FEW as FEW_PLACES
 from vlm_rl.report.charts.lines import Series, lines
@@ -108,6 +110,20 @@ def test_a_response_that_is_cut_is_right_once_it_has_stated_the_answer(tmp_path)
     assert cut.score_P(99).tolist() == [1, 0, 0]  # the third is whole: its verdict counts, not what it once stated
     assert cut.score_P(49).tolist()[2] == 1  # cut before it changed its mind
     assert cut.score_P(100).tolist() == [1, 1, 0] == cut.score_P(math.inf).tolist()
+
+
+def test_the_last_turn_of_an_episode_begins_after_the_others(tmp_path):
+    """Of 100 tokens the first turn has 60. The answer is stated at the end of the last one's first half."""
+    last = "The answer is 7. " + "x" * 17
+    turns = [{"text": "look", "tokens": 60}, {"text": last, "tokens": 40, "ending": "done"}]
+    after = rows_of([100], [RIGHT], response=[last], turns=[json.dumps(turns)])
+    state = opened(tmp_path, rows_of([100], [RIGHT], response=[last]), after, query="pattern=x")
+    plain, episode = (cut_responses(state.table, index, [0]) for index in (0, 1))
+    assert plain.stated_R[0] == pytest.approx(100 * 16 / len(last))
+    assert episode.stated_R[0] == pytest.approx(60 + 40 * 16 / len(last))
+    for page in (overview_html(state), reasoning_html(state)):  # the cut and the expression; moves and phrases
+        assert Elements(page).text.count("Of an episode the last turn is read.") >= 2
+    assert "episode" not in Elements(overview_html(opened(tmp_path / "plain", *FOUR))).text
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=12))

@@ -475,6 +475,20 @@ def test_hadw_has_curves_of_belief_and_weights_where_it_is_on(tmp_path):
         assert [title in page for title in titles] == [name == "on"] * 3
 
 
+def test_a_run_at_zero_is_drawn_beside_one_that_is_not(tmp_path):
+    """Left out, nobody could tell that nothing of it was cut from that it did not say. Zeros alone have no chart."""
+    for name, shares in (("a", (0.0, 0.0)), ("b", (0.5, 0.0))):
+        run = build_run(tmp_path / name, steps=2, num_problems=2, metrics=False)
+        for step, share in enumerate(shares, 1):
+            run.append_metrics(step, 1, {"reward": 1.0, "completions/clipped_ratio": share})
+    library = Library([tmp_path])
+    pages = {runs: str(training_panel(library, UrlState(runs=runs), {})) for runs in (("a", "b"), ("a",))}
+    title = "Share cut at the limit"
+    chart = re.search(rf'aria-label="{title}"><script type="application/json">(.*?)</script>', pages["a", "b"])
+    assert chart is not None and [entry["name"] for entry in json.loads(chart[1])["usermeta"]["legend"]] == ["a", "b"]
+    assert title not in pages["a",]
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_an_episode_reads_as_a_conversation(starts, tmp_path):
     """What was shown before the first turn stands above it, of an evaluated problem and of a training response."""
@@ -564,9 +578,25 @@ def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
     assert "became right" in count_html(small.of(UrlState.parse("change=right")))
 
 
-def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
-    assert "prove nothing" in count_html(small.of(UrlState.parse("change=right")))
-    assert "prove nothing" not in count_html(small.of(UrlState.parse("low=1"))) + count_html(small.of(UrlState()))
+@pytest.mark.parametrize(
+    ("query", "by"),
+    [
+        ("change=changed", "verdicts"),
+        ("verdict=correct", "verdicts"),
+        ("difficulty=never", "verdicts"),  # of the samples before training, which may be the baseline's own
+        ("flags=timeout", "verdicts"),
+        ("low=20", "lengths"),
+        ("high=20", "lengths"),
+        ("flags=cut", "lengths"),
+        ("verdict=correct&high=20", "verdicts and lengths"),
+        ("category=odd", ""),
+        ("flags=format", ""),
+        ("text=word1", ""),
+    ],
+)
+def test_a_choice_by_verdict_or_length_is_said_to_prove_nothing(small, query, by):
+    text = Elements(count_html(small.of(UrlState.parse(query)))).text
+    assert (f"chosen by their {by}, so" in text) if by else "prove nothing" not in text
 
 
 def test_the_judgement_follows_the_intervals():
@@ -596,6 +626,25 @@ def test_lengths_over_training_are_those_of_the_rollouts(tmp_path):
     assert stats.length_curve([Library([run.path]).runs["run"]], "toy-test").steps.tolist() == [0, 4, 8]
 
 
+def test_the_caption_of_lengths_over_training_says_whose_are_of_evaluations(tmp_path):
+    runs = [build_run(tmp_path / name, steps=4, num_problems=2).path for name in ("sampled", "evaluated")]
+    shutil.rmtree(runs[1] / "rollouts")
+    said = {}
+    for names in (("sampled",), ("evaluated",), ("sampled", "evaluated")):
+        address = "&".join(f"others={name}@4" for name in names)
+        state = PageStates(Library(runs)).of(UrlState.parse(address))
+        said[names] = html.unescape(str(lengths_panel(state)))
+    assert "Of all training responses of a step" in said["sampled",] and "evaluations" not in said["sampled",]
+    assert "Of all stored evaluations of a step" in said["evaluated",]
+    assert "Of all training responses of a step" in said["sampled", "evaluated"]
+    assert "of evaluated, the stored evaluations" in said["sampled", "evaluated"]
+
+
+def test_one_is_no_plural(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=1, eval_steps=(0,))
+    assert "1 problem, 1 checkpoint: step 0" in export_panel(PageStates(Library([run.path])).of(UrlState()))
+
+
 # -- tokens of reasoning and answer --------------------------------------------------------------
 
 
@@ -609,6 +658,22 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
     assert split.reasoning_R.tolist() == [5, 0, 99, 5] and split.answer_R.tolist() == [2, 3, 0, 2]
     given_start = TokenCounter(path).split(["<think> a b </think> 4"], np.array([5]), prefill="<think> ")
     assert given_start.reasoning_R.tolist() == [3]
+
+
+def test_an_episode_has_no_one_split(tmp_path):
+    """Its response is the last turn's: the tokens of the others are neither its reasoning nor its answer."""
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    turns = [{"text": "<think>where</think>zoom", "tokens": 60}, {"text": "7", "tokens": 40, "ending": "done"}]
+    for step, column in ((0, None), (1, json.dumps(turns))):
+        run.write_eval("set", step, rows_of([100], [RIGHT], turns=[column]), {"template": "think_answer"})
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(run.path / "tokenizer.json"))
+    states = PageStates(Library([run.path]))
+    state = states.of(UrlState.parse("base=run@0&others=run@1&part=answer"))
+    assert "sampled in several turns" in lengths_panel(state) and "tokenizer.json" not in lengths_panel(state)
+    assert [number is None for number in samples(state)["reasoning_tokens"].to_pylist()] == [False, True]
+    assert "tokens, answer only" in lengths_panel(states.of(UrlState.parse("base=run@0&part=answer")))
 
 
 def test_a_tokenizer_that_takes_all_memory_counts_nothing(tmp_path, monkeypatch):

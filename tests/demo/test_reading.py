@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 import threading
@@ -12,16 +13,22 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
-from tests.helpers.browser import Visit, open_browser
+from tests.helpers.browser import Visit, open_browser, open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.served import Served
 from vlm_rl.demo.files.bundle import write_bundle
+from vlm_rl.demo.files.export import page_of
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels.page_state import PageStates
+from vlm_rl.demo.panels.training import training_panel
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 
@@ -107,6 +114,75 @@ def browser() -> Iterator[Any]:
 
 def wait_for_place(page: Any, place: int) -> None:
     page.wait_for_function("n => document.querySelector('.where b').innerText === String(n)", arg=place)
+
+
+# -- one problem in one file -----------------------------------------------------------------------
+
+# neighbours in a column of which the upper one reaches into the lower one
+_COVERED = """[...document.querySelectorAll('.ckpt')].flatMap(column => {
+  const boxes = [...column.querySelectorAll('.tokens, .part, .grading')].map(box => box.getBoundingClientRect());
+  return boxes.slice(1).filter((box, i) => box.top < boxes[i].bottom - 1);
+}).length"""
+# whether the last letter of a text's first line of letters is to the left of its first one
+_TO_THE_LEFT = """box => {
+  const texts = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (texts.nextNode().data.trim().length < 2);
+  const text = texts.currentNode.data, at = (place) => {
+    range.setStart(texts.currentNode, place); range.setEnd(texts.currentNode, place + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return at(text.trimEnd().length - 1) < at(text.search(/\\S/));
+}"""
+
+
+@contextmanager
+def page_of_one_problem(browser: Any, folder: Path, **changes: Any) -> Iterator[Any]:
+    """Open the exported page of two checkpoints' responses to a problem; `changes` are those of the second."""
+    run = build_run(folder / "run", steps=1, eval_steps=(0, 1), num_problems=1)
+    rows = run.evals()[1].rows().to_pylist()
+    run.write_eval("toy-test", 1, [row | changes for row in rows], {"template": "think_answer"})
+    page = folder / "page.html"
+    page.write_text(page_of(PageStates(Library([run.path])).of(UrlState.parse("base=run@1&others=run@0"))))
+    with open_page(page.as_uri(), browser=browser) as opened:
+        opened.page.wait_for_selector(".ckpt")
+        yield opened.page
+
+
+@pytest.mark.slow
+def test_the_turns_of_an_episode_cover_nothing(browser, tmp_path):
+    turns = [{"text": f"look {place}", "tokens": 9} for place in range(3)]
+    with page_of_one_problem(browser, tmp_path, turns=json.dumps(turns)) as page:
+        assert page.locator(".turn").count() == 2
+        assert page.evaluate(_COVERED) == 0
+        tops = page.evaluate("[...document.querySelectorAll('.grading')].map(box => box.getBoundingClientRect().top)")
+        assert tops[0] == tops[1]  # the parts of both columns are in line
+
+
+@pytest.mark.slow
+def test_text_from_right_to_left_begins_at_the_right(browser, tmp_path):
+    """The stop at its end is at the left."""
+    angle = "הזווית גדולה?"
+    response = f"<think>{angle}</think>{angle}"
+    with page_of_one_problem(browser, tmp_path, question=angle, response=response, gold=angle) as page:
+        for place in (".question", ".rendered.reasoning p", ".rendered.answer p", ".asks-short"):
+            assert page.locator(place).first.evaluate(_TO_THE_LEFT), place
+        assert not page.locator(".ckpt").nth(1).locator(".rendered").first.evaluate(_TO_THE_LEFT)
+
+
+@pytest.mark.slow
+def test_a_long_name_fits_on_a_phone(browser, tmp_path):
+    """Every part that names a run breaks its name; tables scroll by themselves."""
+    runs = [build_run(tmp_path / (letter * 90), steps=8, eval_steps=(0, 8), num_problems=4) for letter in "ab"]
+    library = Library([run.path for run in runs])
+    state = PageStates(library).of(UrlState())
+    page = tmp_path / "page.html"
+    page.write_text(page_of(state).replace("</main>", f"{training_panel(library, state.url, {})}</main>"))
+    with open_page(page.as_uri(), browser=browser, width=390, height=844, touch=True) as opened:
+        opened.page.wait_for_selector(".ckpt")
+        wide = """[...document.querySelectorAll('body *')].filter(box => box.offsetParent
+          && !box.closest('.table-box, svg') && box.getBoundingClientRect().right > innerWidth + 1)
+          .map(box => box.outerHTML.slice(0, 80))"""
+        assert opened.page.evaluate(wide) == []
 
 
 # -- the page under gradio -----------------------------------------------------------------------
@@ -268,6 +344,35 @@ def test_the_bundle_opens_from_disk(browser, bundle):
         page.wait_for_selector("[data-panel=lengths] .chart svg")
         page.click("[data-tab=problems]")
         wait_for_place(page, 1)
+
+
+@pytest.mark.slow
+def test_the_bundle_of_a_view_says_its_filters_keeps_its_order_and_searches_as_the_demo(browser, runs, tmp_path):
+    query = "base=grpo@0&others=grpo@40&change=changed&sort=-id&tab=problems"
+    demo = PageStates(Library(runs))
+    state = demo.of(UrlState.parse(query))
+    ids = [state.table.ids[p] for p in state.order]
+    assert len(ids) > 1 and ids == sorted(ids, reverse=True)
+    write_bundle(runs, tmp_path / "site", view=query)
+    with visit(browser, (tmp_path / "site" / "index.html").as_uri(), DESKTOP) as opened:
+        page = opened.page
+        shown = "document.querySelector('.bar .at').innerText"
+        assert f"{len(ids)} of 24 problems pass the filters: verdict changed; chosen by" in page.inner_text("main")
+        assert page.evaluate(shown) == ids[0]
+        page.click("[data-step=next]")
+        page.wait_for_function(f"() => {shown} === '{ids[1]}'")
+        page.click("[data-tab=table]")
+        page.wait_for_selector("th[aria-sort=descending]")
+        page.click(".problems thead button:has-text('problem')")  # upwards
+        page.wait_for_selector("th[aria-sort=ascending]")
+        page.select_option("select[data-name=sort]", "")
+        page.wait_for_function("() => !document.querySelector('th[aria-sort]')")
+        assert page.locator(".problems tbody th").all_inner_texts() == sorted(ids)
+        for text in ("right answer", "never solved", "by rule", "red squares", ids[-1], "round is three"):
+            page.fill("[data-find]", text)
+            found = len(demo.of(UrlState.parse(query).patched(urlencode({"text": text}))).order)
+            count = f"{found} of {len(ids)} problems" if found < len(ids) else f"{found} problems"
+            page.wait_for_selector(f"[data-count]:text-is('{count}')", timeout=5000)
 
 
 @pytest.mark.slow

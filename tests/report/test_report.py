@@ -23,13 +23,18 @@ from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.report.changes import changes_of
+from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.charts.points import Interval, Points, forest
+from vlm_rl.report.charts.ridges import Ridge, ridges
+from vlm_rl.report.charts.versus import versus
 from vlm_rl.report.controls import control_sentences
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, example_html, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import write_report
+from vlm_rl.report.vega import still, svg
 from vlm_rl.run.difficulty import by_difficulty
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import RolloutRow
@@ -448,6 +453,39 @@ def test_a_chart_needs_a_finite_value():
     steps = np.array([1.0, 2.0])
     assert lines([Series("a", steps, steps * np.nan)]) is None
     assert lines([]) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 12])
+def test_each_step_of_a_short_run_is_named_once(count):
+    """Vega also places a tick between two steps of a few, and a whole number of 1.5 would be a second 2."""
+    steps = np.arange(1.0, count + 1)
+    spec = lines([Series("a", steps, steps)])
+    assert spec is not None
+    drawn = svg(still(spec, width=400))
+    labels = re.findall(r"<text[^>]*>([^<]+)</text>", drawn.partition("role-axis-label")[2].partition("</g>")[0])
+    assert labels == [f"{step:.0f}" for step in steps]
+
+
+def test_long_names_lose_their_middle_and_not_their_end():
+    """Runs are named by what they share first: cut at its end, every name would be the same."""
+    names = [f"qwen2.5-vl-7b-geo3k-grpo-lr1e-6-kl0.001-n8-{seed} · step {step}" for seed in "ab" for step in (0, 200)]
+    values = np.arange(30.0)
+    charts = {
+        "forest": forest([Interval(name, 1.0, 0.0, 2.0) for name in names], x_title=""),
+        "ridges": ridges([Ridge(name, values, PALETTE[0]) for name in names]),
+    }
+    for kind, spec in charts.items():
+        assert spec is not None
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", svg(still(spec, width=500)))
+        shown = [text for text in texts if "step" in text]
+        ends = [re.escape(name[-len("a · step 0") :]) for name in names]
+        assert len(shown) == len(names), kind
+        assert all(re.fullmatch(rf"qwen.*…?.*{end}", text) for text, end in zip(shown, ends, strict=True)), shown
+    points = [Points(names[0], values, values, PALETTE[0])]
+    plane = versus(points, x_title=names[0], y_title=names[1], shapes=["circle"])
+    assert plane is not None
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", svg(still(plane, width=500)))
+    assert any(text.endswith("step 0") for text in texts) and any(text.endswith("step 200") for text in texts)
 
 
 # -- examples and controls ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ HEIGHT = 210  # pixels
 NUMBER, SHARE = ".6~g", ".3~%"  # formats of d3
 TIP: Spec = {"field": "tip", "type": "nominal"}
 # Ctrl, so that the wheel alone still scrolls the page; a pinch on a trackpad arrives as Ctrl and wheel.
+_ROW_LABEL = 33  # characters of a row's label, about as wide as there is room
 ZOOM: Spec = {
     "name": "zoom",
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
@@ -94,14 +95,25 @@ def chart(
 
 def x_axis(title: str, *, whole: bool = True, zero: bool = False) -> Spec:
     """Return a horizontal axis. `whole`: its ticks are whole numbers, such as steps. `zero`: it includes 0."""
-    axis = {"tickCount": 10} | ({"format": ",~d", "tickMinStep": 1} if whole else {"format": NUMBER})
+    axis: Spec = {"tickCount": 10, "format": NUMBER}
+    if whole:  # a tick between two of few whole numbers is not named: it would be a second time the next one
+        axis |= {"format": ",~d", "tickMinStep": 1, "labelExpr": "datum.value % 1 ? '' : datum.label"}
     scale = {"zero": zero, "nice": False, "padding": 8}
     return {"field": "x", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
 
+def short(label: str, most: int) -> str:
+    """Return a label of at most `most` characters; of a longer one the middle is left out: the ends differ."""
+    head = most // 3
+    return label if len(label) <= most else f"{label[:head]}…{label[head + 1 - most :]}"
+
+
 def row_axis(labels: Sequence[str]) -> Spec:
     """Return a vertical axis with a row per label, in this order."""
-    axis = {"labelLimit": 220, "labelColor": INK, "labelFontSize": 12, "domain": False}
+    tail = _ROW_LABEL * 2 // 3  # as `short`
+    shortened = f"slice(datum.label, 0, {_ROW_LABEL - tail - 1}) + '…' + slice(datum.label, -{tail})"
+    text = f"length(datum.label) > {_ROW_LABEL} ? {shortened} : datum.label"
+    axis = {"labelExpr": text, "labelLimit": 220, "labelColor": INK, "labelFontSize": 12, "domain": False}
     order = list(dict.fromkeys(labels))
     return {"field": "series", "type": "nominal", "title": None, "scale": {"domain": order}, "axis": axis}
 

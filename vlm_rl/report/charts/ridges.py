@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from vlm_rl.report.charts.frame import INK, PALETTE, SURFACE, TIP, chart, cursor, x_axis
+from vlm_rl.report.charts.frame import INK, PALETTE, SURFACE, TIP, chart, cursor, short, x_axis
 from vlm_rl.report.html import visible
 from vlm_rl.report.vega import Spec
 
@@ -18,6 +18,8 @@ _PLACES = 90  # of a curve
 _MOST = 4_000  # values that a density is computed from
 _TOP = 0.56  # a ridge's peak, as a share of its row; the name is above
 _ROW = 56  # pixels
+_NAME = 50  # characters
+_MOST_ABOVE = 5  # points of one value, so that they do not reach the name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ def ridges(rows: Sequence[Ridge]) -> Spec | None:
         _layer(
             "name",
             {"type": "text", "align": "left", "baseline": "bottom", "fontSize": 11.5, "limit": 330, "color": INK},
-            {"y": {"field": "y", **y}, "text": {"field": "series"}},
+            {"y": {"field": "y", **y}, "text": {"field": "name"}},
         ),
     ]
     return chart(data, layers, {"x": x}, tip="datum.text", height=_ROW * len(known) + 16)
@@ -98,13 +100,13 @@ def _row(ridge: Ridge, *, base: int, left: float) -> list[Spec]:
     def at(kind: str, x: float, y: float) -> Spec:
         return {**shared, "kind": kind, "x": float(f"{x:.6g}"), "y": round(base + y, 4)}
 
-    name = at("name", left, _TOP + 0.06)
+    name = at("name", left, _TOP + 0.06) | {"name": short(shared["series"], _NAME)}
     values = np.sort(ridge.values.astype(float))
     if len(values) < FEW or values[0] == values[-1]:
         seen: dict[float, int] = {}
         points = []
         for value in values[:FEW].tolist():  # equal ones are above each other
-            points.append(at("point", value, 0.06 + 0.09 * min(seen.get(value, 0), 6)))
+            points.append(at("point", value, 0.06 + 0.09 * min(seen.get(value, 0), _MOST_ABOVE - 1)))
             seen[value] = seen.get(value, 0) + 1
         return [name, *points]
     places = np.linspace(values[0], values[-1], _PLACES)

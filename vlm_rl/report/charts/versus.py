@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlm_rl.report.charts.frame import MUTED, TIP, chart, color_by_series, cursor
+from vlm_rl.report.charts.frame import MUTED, TIP, chart, color_by_series, cursor, short
 from vlm_rl.report.charts.points import Points, point_rows
 from vlm_rl.report.vega import Spec
 
+_TITLE = 46  # characters
 SHAPES = ("circle", "triangle-up", "triangle-down")
 
 
@@ -39,7 +40,7 @@ def versus(
 
     def axis(name: str, title: str, **more: object) -> Spec:
         return {
-            "field": name, "type": "quantitative", "title": title, "scale": scale,
+            "field": name, "type": "quantitative", "title": short(title, _TITLE), "scale": scale,
             "axis": {"format": ",~f", "tickCount": 6, "titleLimit": 320} | more,
         }  # fmt: skip
 
