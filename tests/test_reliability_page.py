@@ -131,7 +131,7 @@ def test_a_resume_may_change_what_the_page_lists_and_nothing_else() -> None:
             "reward_model": {"url": "http://model", "model": "m"},
         },
         "model": {"path": "m", "lora": {"rank": 4}},
-        "rollout": {"vllm": {**dict.fromkeys(vllm_options, 1), "kv_cache_dtype": "fp8"}},
+        "rollout": {"vllm": {**dict.fromkeys(vllm_options, 1), "speculative_config": None, "kv_cache_dtype": "fp8"}},
         "train": {"zero_stage": 3, "deepspeed": {"zero_optimization": zero}},
     }
     own: Any = parse_config({"out": "run", "data": {"train": ["set"]}, **sections})

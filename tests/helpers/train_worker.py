@@ -287,7 +287,7 @@ def end_memory(where: str, rows: Sequence[int], rank: int = 0) -> None:
     def watched(self: Policy, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or os.environ["RANK"] != str(rank) or next(number) not in rows:
             return forward(self, *args, **kwargs)
-        first = self.model.model.language_model.layers[0].mlp
+        first = getattr(self.model.model, "language_model", self.model.model).layers[0].mlp
         if where == "forward":
             handle = first.register_forward_pre_hook(fail)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,35 @@ def test_what_takes_other_memory_is_kept_too_and_another_engine_is_said(tmp_path
         longer = with_values(smaller, {key: value, "train.deepspeed.zero_optimization.zero_quantized_weights": True})
         with pytest.raises(UserError, match=r"rollout\.vllm\.kv_cache_dtype|zero_quantized_weights"):
             check_unchanged(run.path, run.config(), longer)
+
+
+SERVED = {"rollout.sampler": "server", "rollout.servers": ["http://127.0.0.1:1"]}
+HERE = {"rollout.sampler": "transformers"}
+LEFT_OUT = {
+    "model.lora.sync": (
+        {"rollout.sampler": "vllm", "model.lora": {"sync": "adapter"}},
+        HERE,
+        "merged",
+        "or model.lora.sync=merged",
+    ),
+    "rollout.servers": (SERVED, HERE, [], "leave servers out (rollout.servers=[] in a resume)"),
+    "rollout.vllm.speculative_config": (
+        {"rollout.sampler": "vllm", "rollout.vllm.speculative_config": {"method": "ngram"}},
+        SERVED,
+        None,
+        "leave it out (null in a resume)",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", LEFT_OUT)
+def test_a_resume_may_leave_out_what_its_other_sampler_does_not_take(key: str) -> None:
+    """As the refusal advises."""
+    own, sampler, value, advice = LEFT_OUT[key]
+    run = with_values(CONFIG, own)
+    with pytest.raises(UserError, match=re.escape(advice)):
+        with_values(run, sampler)
+    check_unchanged(Path("run"), run, with_values(run, {**sampler, key: value}))
 
 
 def test_all_keys_that_a_resume_may_not_change_are_named_at_once_with_the_short_command(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ GRADIENT_KEEPING_KEYS = (  # where and in which parts the same gradient is compu
     "algorithm.distillation.offload",
 )
 ENGINE_KEYS = (  # a change gives different responses, from the same distribution
+    "model.lora.sync",
     "rollout.batch_invariant",
     "rollout.batch_size",
     "rollout.sampler",
@@ -31,6 +32,7 @@ ENGINE_KEYS = (  # a change gives different responses, from the same distributio
             "kv_cache_memory_bytes",
             "max_num_batched_tokens",
             "mm_processor_cache_gb",
+            "speculative_config",
         )
     ),
 )

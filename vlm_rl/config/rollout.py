@@ -144,7 +144,8 @@ def _conflicts_of_servers(rollout: RolloutConfig) -> Iterator[str]:
     if bool(rollout.servers) != (rollout.sampler == "server"):
         yield (
             f"sampler is {rollout.sampler!r} and servers is {rollout.servers!r}: sampler: server needs addresses, "
-            "and no other engine uses them"
+            "and no other engine uses them; set sampler to server, or leave servers out (rollout.servers=[] in a "
+            "resume)"
         )
     if rollout.offload_optimizer and rollout.sampler == "server":
         yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
@@ -203,7 +204,7 @@ def _conflicts_of_drafts(rollout: RolloutConfig) -> Iterator[str]:
         if rollout.sampler == "server":
             yield (
                 f"{begin} sampler is server: servers ban tokens by a logit bias, which vLLM does not take beside "
-                "draft tokens; leave it out, or set sampler to vllm"
+                "draft tokens; leave it out (null in a resume), or set sampler to vllm"
             )
 
 
