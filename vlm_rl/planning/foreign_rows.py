@@ -42,6 +42,11 @@ class ForeignRow:
     processes: int
     told: set[str] = field(default_factory=set)  # names that a value or a reason accounts for
 
+    @property
+    def is_trls(self) -> bool:
+        """Tell whether the trainer is TRL's, as ms-swift's is."""
+        return self.out.trainer in ("TRL", "ms-swift")
+
     def put(self, value: Any, key: str = "", *, name: str = "") -> None:
         """Give one of our keys a value, the row's own key by default, and name what it was there."""
         self.told |= {name} if name else {*self.given}
@@ -70,15 +75,15 @@ def shown(value: Any) -> str:
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
-def _counts_updates(row: ForeignRow) -> bool:
-    """Tell whether the trainer counts its steps in optimizer steps."""
-    return row.out.trainer in ("TRL", "ms-swift")
-
-
 def _updates(row: ForeignRow) -> int:
     """Return the optimizer steps of a rollout step."""
     prompts, mini = (row.out.value(key, 1) for key in ("rollout.prompts_per_step", "train.mini_batch_prompts"))
     return max(1, -(-prompts // mini))
+
+
+def _rollout_steps(row: ForeignRow, steps: float) -> int:
+    """Return the trainer's steps as rollout steps; TRL counts optimizer steps."""
+    return max(1, int(steps) // (_updates(row) if row.is_trls else 1))
 
 
 # -- one function for each row that is more than the same value ------------------------------------------
@@ -136,14 +141,15 @@ def _lora_rank(row: ForeignRow) -> None:
     kind = row.given.get("tuner_type", row.given.get("train_type"))
     rank = row.number("lora.rank", "lora_rank", "lora_r")
     if row.out.trainer == "ms-swift" and kind not in ("lora", None):
-        for name in {"tuner_type", "train_type"} & row.given.keys() if kind != "full" else ():
-            row.leave(name, "adapters here are LoRA's")
+        for name in ("tuner_type", "train_type"):
+            if kind != "full" and name in row.given:
+                row.leave(name, "adapters here are LoRA's")
     elif row.out.trainer == "TRL" and row.given.get("use_peft") is not True:
         if rank is not None:
             row.leave(rank[0], "without use_peft: true the model itself is trained there")
     elif rank is not None and rank[1] > 0:
         row.put(int(rank[1]), name=rank[0])
-    elif rank is None and row.out.trainer in ("TRL", "ms-swift"):
+    elif rank is None and row.is_trls:
         row.put(8 if row.out.trainer == "ms-swift" else 16)
 
 
@@ -213,10 +219,8 @@ def _algorithm(row: ForeignRow) -> None:
             row.leave(each, "no rule of that name here: docs/algorithms.md")
         return
     row.put(name or "grpo")
-    is_token_mean = loss in ("bnpo", "dapo") and row.out.trainer in ("TRL", "ms-swift")
-    if is_token_mean or (
-        row.out.trainer == "OpenRLHF" and name in ("", "grpo", "dr_grpo")
-    ):  # its mean is over tokens
+    is_token_mean = row.is_trls and loss in ("bnpo", "dapo")
+    if is_token_mean or (row.out.trainer == "OpenRLHF" and name in ("", "grpo", "dr_grpo")):
         row.put("token", "algorithm.aggregation")
 
 
@@ -286,7 +290,7 @@ def _clip(row: ForeignRow) -> None:
 
 def _has_a_largest_weight(row: ForeignRow) -> bool:
     """Tell whether a clip is the largest ratio itself, as TRL's and ms-swift's epsilon_high is for cispo."""
-    return row.out.trainer in ("TRL", "ms-swift") and row.out.value("algorithm.name", "") == "cispo"
+    return row.is_trls and row.out.value("algorithm.name", "") == "cispo"
 
 
 def _clip_dual(row: ForeignRow) -> None:
@@ -426,7 +430,7 @@ def _lr(row: ForeignRow) -> None:
 def _steps(row: ForeignRow) -> None:
     found = row.number("max_steps", "total_training_steps")
     if found is not None and found[1] > 0:
-        row.put(max(1, int(found[1]) // (_updates(row) if _counts_updates(row) else 1)), name=found[0])
+        row.put(_rollout_steps(row, found[1]), name=found[0])
         return
     passes = row.number("total_epochs", "total_episodes", "num_train_epochs", "num_episodes", "train.num_episodes")
     if passes is None:
@@ -448,7 +452,8 @@ def _warmup(row: ForeignRow) -> None:
     share = row.number("lr_warmup_ratio", "lr_warmup_steps_ratio", "warmup_ratio", "actor.lr_warmup_ratio")
     if steps is not None and 0 < steps[1] < 1:  # a share too, of transformers 5
         steps, share = None, steps
-    if steps is not None and steps[1] >= _counts_updates(row):  # 0 of these says nothing, and the share counts
+    least = 1 if row.is_trls else 0  # TRL's 0 says nothing, and the share counts
+    if steps is not None and steps[1] >= least:
         row.put(int(steps[1]), name=steps[0])
         return
     if share is None or share[1] == 0:
@@ -515,7 +520,7 @@ def _every(row: ForeignRow) -> None:
     if 0 < found[1] < 1:
         row.leave(found[0], f"a share of the steps; {row.setting.ours} is a number of rollout steps")
     elif found[1] > 0:
-        row.put(max(1, int(found[1]) // (_updates(row) if _counts_updates(row) else 1)), name=found[0])
+        row.put(_rollout_steps(row, found[1]), name=found[0])
     elif row.setting.ours == "eval.every":
         row.put(0, name=found[0])
 

@@ -15,8 +15,8 @@ HEIGHT = 210  # pixels
 
 NUMBER, SHARE = ".6~g", ".3~%"  # formats of d3
 TIP: Spec = {"field": "tip", "type": "nominal"}
-# Ctrl, so that the wheel alone still scrolls the page; a pinch on a trackpad arrives as Ctrl and wheel.
 _ROW_LABEL = 33  # characters of a row's label, about as wide as there is room
+# Ctrl, so that the wheel alone still scrolls the page; a pinch on a trackpad arrives as Ctrl and wheel.
 ZOOM: Spec = {
     "name": "zoom",
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
