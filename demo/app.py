@@ -1,8 +1,9 @@
 """Build the demo's page in gradio: controls, panels, and the value that flows between them, the address's query.
 
-The hidden component `bridge` holds the query. Every event starts from it and ends by writing it: a control changes
-its own key, a click on a mark hands over a patch (demo/assets/demo.js), and the script copies the query into the
-address. About a visitor the server keeps only which curves the page was last sent.
+The hidden component `bridge` holds the query, with the number of the request that it answers. Whatever changes the
+view, a control, a tab or a mark, is a patch of the query, which the page's script (demo/assets/demo.js) hands to the
+one event `go`. The answer writes the bridge, from which the script copies the query into the address. About a visitor
+the server keeps only which curves the page was last sent.
 
 The panels' HTML comes from templates that escape every value (demo/web/rendering.py); demo/server.py is the web side.
 """
@@ -10,10 +11,9 @@ The panels' HTML comes from templates that escape every value (demo/web/renderin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import gradio as gr
 from gradio.events import api
@@ -23,7 +23,6 @@ from vlm_rl.demo.numbers.url_state import (
     CHANGES,
     FLAGS,
     MAX_OTHERS,
-    MAX_TEXT,
     NO_CATEGORY,
     TABS,
     UNFILTERED,
@@ -41,6 +40,7 @@ from vlm_rl.demo.panels.table import table_panel
 from vlm_rl.demo.panels.training import shown_runs, training_panel
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.demo.web.theme import asset, katex_files
+from vlm_rl.demo.web.view_changes import ViewChanges
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0
@@ -55,7 +55,6 @@ _KEYS = (
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")
 _LOADING = render("loading")
-_WHOLE_PAGE = ("benchmark", "base", "others")  # they bring other problems, so every control may change
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,9 @@ class Components:
         return [self.controls[key] for key in _KEYS]
 
     @property
-    def shown(self) -> list[Any]:
-        """Return the parts that an update draws again."""
-        return [self.bridge, *self.panels.values()]
-
-    @property
     def everything(self) -> list[Any]:
-        """Return all parts: those that are drawn, the tabs and the controls."""
-        return [*self.shown, self.tabs, *self.values]
+        """Return all that an answer writes: the bridge, the panels, the tabs and the controls."""
+        return [self.bridge, *self.panels.values(), self.tabs, *self.values]
 
 
 def build_page(states: PageStates, *, live: Callable[[gr.HTML], None]) -> gr.Blocks:
@@ -210,127 +204,88 @@ def _value(url: UrlState, key: str) -> Any:
 # -- events --------------------------------------------------------------------------------------
 
 
+def _tell(key: str, value: str = "value") -> str:
+    """Return what gradio runs in the page, with a control's value: it tells the page's script of a change."""
+    detail = f"{{ detail: {{ key: '{key}', value: {value} }} }}"
+    return f"(value) => {{ document.dispatchEvent(new CustomEvent('view-control', {detail})); }}"
+
+
 def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
     def arrive(address: str) -> list[Any]:
-        return _everything(states, UrlState.parse(address or states.first_view), components)
+        return _answer(states, UrlState.parse(address or states.first_view), components, number=0)
 
-    def clicked(query: str, event: gr.EventData) -> list[Any]:
-        patch = _patch_of(event)
-        # a patch with a question mark is a whole address, to which the browser's Back led
-        url = UrlState.parse(patch) if patch.startswith("?") else UrlState.parse(query).patched(patch)
-        return _everything(states, url, components)
-
-    def cleared(query: str) -> list[Any]:
-        return _everything(states, UrlState.parse(query).patched(UNFILTERED), components)
-
-    def set_key(key: str) -> Callable[[str, Any], list[Any]]:
-        def change(query: str, value: Any) -> list[Any]:
-            before = UrlState.parse(query)
-            url = _with(before, key, value)
-            is_whole = key in _WHOLE_PAGE
-            if url == before or not query:  # nothing changed, or the address was not read yet
-                return [gr.skip() for _ in (components.everything if is_whole else components.shown)]
-            return (_everything if is_whole else _panels)(states, url, components)
-
-        return change
+    def changed(event: gr.EventData) -> list[Any]:
+        asked = ViewChanges.model_validate(event._data or {})
+        answer = _answer(states, asked.url(), components, number=asked.number)
+        if asked.controls_hold:  # somebody may be typing in one
+            answer[-len(_KEYS) :] = [gr.skip() for _ in _KEYS]
+        return answer
 
     shown: dict[str, Any] = _LOUD | {"show_progress_on": components.loading}
     app.load(arrive, components.bridge, components.everything, js="() => [location.search]", **shown)
-    components.bridge.go(clicked, components.bridge, components.everything, trigger_mode="multiple", **shown)
-    components.controls["clear"].click(cleared, components.bridge, components.everything, **shown)
+    components.bridge.go(changed, None, components.everything, trigger_mode="multiple", **shown)
     for key in _KEYS:
-        outputs = components.everything if key in _WHOLE_PAGE else components.shown
         control = components.controls[key]
         # while somebody types, a text box hands over its text without the last letter: wait for Enter or a blur
         triggers = [control.submit, control.blur] if key in _TEXTS else [control.input]
-        gr.on(triggers, set_key(key), [components.bridge, control], outputs, trigger_mode="always_last", **shown)
+        gr.on(triggers, None, control, js=_tell(key), **_QUIET)
+    components.controls["clear"].click(None, js=_tell("clear", f"'{UNFILTERED}'"), **_QUIET)
     for tab in components.tabs.children:
         if isinstance(tab, gr.Tab):
-            tab.select(_opener(states, str(tab.id), components), components.bridge, components.shown, **shown)
+            tab.select(None, js=_tell("tab", f"'{tab.id}'"), **_QUIET)
     timer = gr.Timer(_REFRESH_SECONDS, active=any(run.is_alive() for run in states.library.runs.values()))
     timer.tick(_refresher(states), components.bridge, components.panels["training"], **_QUIET)
     api(_summary_of(states), api_name="summary", api_description="The numbers of a view, by its query")
 
 
-def _patch_of(event: gr.EventData) -> str:
-    """Read the values from the page's script."""
-    patch = event._data.get("patch") if isinstance(event._data, dict) else ""
-    return patch if isinstance(patch, str) else ""
-
-
-def _opener(states: PageStates, tab: str, components: Components) -> Callable[[str], list[Any]]:
-    def opened(query: str) -> list[Any]:
-        url = UrlState.parse(query)
-        # gradio opens the first tab by itself, before the address was read, and tells of a tab that we have opened
-        if not query or url.tab == tab:
-            return [gr.skip() for _ in components.shown]
-        return _panels(states, url.patched(f"tab={tab}"), components)
-
-    return opened
-
-
 def _refresher(states: PageStates) -> Callable[[str, gr.Request], Any]:
     """Return an event that draws the curves again when one of the shown runs has logged more."""
-    drawn: dict[str | None, tuple[str, tuple[int, ...]]] = {}  # page -> what it was last sent: query, runs' stamps
+    drawn: dict[
+        str | None, tuple[UrlState, tuple[int, ...]]
+    ] = {}  # page -> what it was last sent: view, runs' stamps
 
     def refresh(query: str, request: gr.Request) -> Any:
-        if UrlState.parse(query).tab != "training":
+        url = UrlState.parse(query)
+        if url.tab != "training":
             return gr.skip()
         try:
-            state = states.of(UrlState.parse(query))
+            state = states.of(url)
             stamps = tuple(run.stamp() for run in shown_runs(states.library, state.url))
         except UNREADABLE:  # the panel itself says so
             return gr.skip()
-        if drawn.get(request.session_hash) == (query, stamps):
+        if drawn.get(request.session_hash) == (url, stamps):
             return gr.skip()
         if len(drawn) >= _MAX_PAGES:
             drawn.clear()
-        drawn[request.session_hash] = query, stamps
+        drawn[request.session_hash] = url, stamps
         return training_panel(states.library, state.url, state.run_slots())
 
     return refresh
 
 
-def _with(url: UrlState, key: str, value: Any) -> UrlState:
-    """Return the state after a control was set by hand; a new benchmark or baseline brings its own problems."""
-    if key in ("low", "high"):
-        return url.patched(urlencode({key: value or ""}))
-    if isinstance(getattr(url, key), tuple):
-        changed = replace(url, **{key: tuple(str(item)[:MAX_TEXT] for item in value or ())})
-    else:
-        changed = replace(url, **{key: str(value or "")[:MAX_TEXT]})
-    if key == "benchmark":
-        return UrlState(benchmark=changed.benchmark, tab=url.tab)
-    if key == "base":  # a new baseline that was shown beside the old one changes places with it
-        others = tuple(url.base if other == changed.base else other for other in url.others)
-        return replace(changed, others=tuple(other for other in others if other and other != changed.base))
-    return changed
-
-
-def _everything(states: PageStates, url: UrlState, components: Components) -> list[Any]:
-    """Return the panels, and every control as the address says."""
+def _answer(states: PageStates, url: UrlState, components: Components, *, number: int) -> list[Any]:
+    """Return the values of `everything`: the query and `number`, the panels, the tab, and every control."""
     try:
         state = states.of(url)
         panels = _panels_of(state, components)
     except UNREADABLE as error:
-        return [*_failed(url, components, error), gr.update(selected=url.tab), *[gr.skip() for _ in _KEYS]]
+        controls = [gr.skip() for _ in _KEYS]
+        return [_answered(url, number), *_failed(url, components, error), gr.update(selected=url.tab), *controls]
     choices = _choices(state)
     controls = []
     for key in _KEYS:
         value = _value(state.url, key)
         controls.append(gr.update(value=value, choices=choices[key]) if key in choices else gr.update(value=value))
-    return [*panels, gr.update(selected=state.url.tab), *controls]
+    return [_answered(state.url, number), *panels, gr.update(selected=state.url.tab), *controls]
 
 
-def _panels(states: PageStates, url: UrlState, components: Components) -> list[Any]:
-    try:
-        return _panels_of(states.of(url), components)
-    except UNREADABLE as error:
-        return _failed(url, components, error)
+def _answered(url: UrlState, number: int) -> str:
+    """Return the bridge's value: a query whose first key, the number of the request, is no key of a view."""
+    return f"answer={number}&{url.query()}"
 
 
 def _panels_of(state: PageState, components: Components) -> list[Any]:
-    """Return the query, and the panels that can be seen: of the tabs only the open one is drawn."""
+    """Return the panels that can be seen: of the tabs only the open one is drawn."""
     tab = state.url.tab
     drawn = {"notes": notes_html(state), "summary": summary_html(state), "count": count_html(state)}
     if tab == "overview":
@@ -347,7 +302,7 @@ def _panels_of(state: PageState, components: Components) -> list[Any]:
         drawn["table"] = table_panel(state)
     elif tab == "problems":
         drawn["problems"] = problem_panel(state)
-    return [state.url.query(), *[drawn.get(name, gr.skip()) for name in components.panels]]
+    return [drawn.get(name, gr.skip()) for name in components.panels]
 
 
 def _failed(url: UrlState, components: Components, error: Exception) -> list[Any]:
@@ -356,7 +311,7 @@ def _failed(url: UrlState, components: Components, error: Exception) -> list[Any
     if not isinstance(error, UserError):  # the files were as expected when the demo started
         message = f"The files of a run were changed or removed ({message[:160]}). Start the demo again."
     drawn = {url.tab: error_html(message), "notes": error_html(message), "summary": "", "count": ""}
-    return [url.query(), *[drawn.get(name, gr.skip()) for name in components.panels]]
+    return [drawn.get(name, gr.skip()) for name in components.panels]
 
 
 def _summary_of(states: PageStates) -> Callable[[str], dict[str, Any]]:

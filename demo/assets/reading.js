@@ -49,9 +49,14 @@ function readAlong({ go, search, searched, afterTheme }) {
       kept.set('theme', document.body.classList.contains('dark') ? 'dark' : 'light');
     }
   });
+  // what a visitor folds is known at the click: the event `toggle` comes after it, and a page drawn in between would
+  // undo the click; it also comes when a new drawing has folded the box. A search of the browser unfolds without a click.
+  document.addEventListener('click', ({ target }) => {
+    const box = target.closest('summary')?.closest('details[data-keep]');
+    if (box) opened[box.open ? 'delete' : 'add'](box.dataset.keep);
+  }, true);
   document.addEventListener('toggle', ({ target }) => {
-    const name = target.dataset?.keep;
-    if (name) opened[target.open ? 'add' : 'delete'](name);
+    if (target.dataset?.keep && target.open) opened.add(target.dataset.keep);
   }, true);
   document.addEventListener('change', (event) => {
     const range = event.target.closest('input[data-values]');

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vlm_rl.demo.files.export import MEDIA_TYPES
 from vlm_rl.demo.web.access import LOGIN_PATH, Access
 from vlm_rl.demo.web.uploads import MAX_BYTES, PICTURE_PATH
+from vlm_rl.demo.web.view_changes import ViewChanges
 from vlm_rl.report.html import script_hashes
 
 BODY_SECONDS = 30.0  # for a whole body; 8 MiB come in that time at 2.2 Mbit/s
@@ -70,12 +71,6 @@ def content_policy(scripts: Sequence[str] = (), *, frame_ancestors: str = "'none
 _Name: TypeAlias = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,64}$")]
 
 
-class _Click(BaseModel):
-    """What a click on a mark hands over; other components' events hold more, which nothing reads."""
-
-    patch: str = ""
-
-
 class _Body(BaseModel):
     """What the page posts; keys that have no name here are dropped."""
 
@@ -93,7 +88,8 @@ class _Cancel(_Reset):
 
 class _Event(_Body):
     session_hash: _Name
-    event_data: Annotated[_Click | None, Field(strict=False)] = None
+    # only the event of a changed view has one that is read
+    event_data: Annotated[ViewChanges | None, Field(strict=False)] = None
 
 
 def _events_of(page: gr.Blocks) -> TypeAdapter[_Event]:
@@ -110,6 +106,7 @@ def _events_of(page: gr.Blocks) -> TypeAdapter[_Event]:
             data=(values[tuple(map(_sent_by, event.inputs))], ...),
         )
         for index, event in page.fns.items()
+        if event.fn is not None  # the others run in the page alone
     ]
     return TypeAdapter(annotated[reduce(or_, models), Field(discriminator="fn_index")])
 

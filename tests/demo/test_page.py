@@ -160,6 +160,55 @@ def test_fifty_clicks_leave_a_page_that_works(visit):
 
 
 @pytest.mark.slow
+def test_a_box_stays_unfolded_when_the_page_is_arranged_right_after_the_click(visit):
+    with visit("?tab=problems") as opened:
+        page = opened.page
+        wait_for_position(page, 1)
+        is_open = "() => document.querySelector('.strip-box').open"
+        for expected in (True, False):  # `resize` arranges at once, before the browser tells of the unfolded box
+            page.evaluate("document.querySelector('.strip-box summary').click(); dispatchEvent(new Event('resize'))")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert page.evaluate(is_open) is expected
+
+
+@pytest.mark.slow
+def test_changes_made_before_the_answer_are_all_kept(visit):
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
+        page = opened.page
+        wait_for_position(page, 1)
+        page.evaluate("""() => {
+            document.querySelector('[data-step=next]').click();
+            document.querySelector('#problem [data-go^="fold="]').click();
+            const change = (key, value) => new CustomEvent('view-control', { detail: { key, value } });
+            document.dispatchEvent(change('change', 'right'));
+            document.dispatchEvent(change('change', 'right'));  // as gradio's lists tell of one choice
+            document.dispatchEvent(change('sort', 'longest'));
+        }""")
+        page.wait_for_function("location.search.includes('sort=longest')")
+        assert all(part in page.url for part in ("&at=toy-test-0001", "&fold=1", "&change=right"))
+        assert "became right" in page.inner_text("#count .count")
+        page.go_back()
+        page.wait_for_function("!location.search.includes('sort=longest')")
+
+
+@pytest.mark.slow
+def test_an_answer_that_was_overtaken_is_not_what_the_page_ends_with(visit):
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
+        page = opened.page
+        wait_for_position(page, 1)
+        held: list[Callable[[], None]] = []
+        page.route("**/queue/join*", lambda route: held.append(route.continue_), times=1)
+        page.click("button:has-text('next')")  # its request comes after that of the next click
+        page.keyboard.press("ArrowLeft")
+        wait_for_position(page, 24)
+        with page.expect_request(lambda request: '"number":3' in (request.post_data or "")):
+            held[0]()  # its answer is older than what is drawn, which the page asks for once more
+        wait_for_position(page, 24)
+        page.keyboard.press("ArrowRight")  # from 24, and not from the answer that was overtaken
+        wait_for_position(page, 1)
+
+
+@pytest.mark.slow
 def test_a_further_checkpoint_joins_in_its_own_colour(visit):
     with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
         page = opened.page

@@ -24,7 +24,7 @@ def run_event(client: httpx.Client, body: dict[str, Any], *, session: str = "") 
 
 
 def first_bodies(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a body for every event of a page's configuration, with the values that it has at first."""
+    """Return a body for every event that the server answers, with the values that the page has at first."""
     props = {component["id"]: component["props"] for component in config["components"]}
     first = {"dropdown": None, "number": 0, "textbox": "", "html": "", "api": ""}
     kinds = {component["id"]: component["type"] for component in config["components"]}
@@ -32,9 +32,15 @@ def first_bodies(config: dict[str, Any]) -> list[dict[str, Any]]:
     def value(component: int) -> Any:
         return [] if props[component].get("multiselect") else first[kinds[component]]
 
+    def data_of(event: dict[str, Any]) -> dict[str, Any]:
+        is_of_view = any(name == "go" for _, name in event["targets"])
+        changes = [{"patch": "tab=table", "key": "tab"}]
+        return {"event_data": {"query": "tab=table", "changes": changes, "number": 1}} if is_of_view else {}
+
     return [
-        {"fn_index": event["id"], "data": [value(component) for component in event["inputs"]]}
+        {"fn_index": event["id"], "data": [value(component) for component in event["inputs"]]} | data_of(event)
         for event in config["dependencies"]
+        if event["backend_fn"]
     ]
 
 
