@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,103 +12,129 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.helpers.toy_runs import toy_set
 from vlm_rl.config import Config, parse_config
+from vlm_rl.environments.host import EpisodeHost
 from vlm_rl.errors import StoppedError, UserError
+from vlm_rl.grading.grader import Grader
+from vlm_rl.rewards.accuracy import AccuracyPart
+from vlm_rl.rewards.reward import RewardFunction
+from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.session import session as module
 from vlm_rl.session.recorder import Recorder
 from vlm_rl.session.run import Run
 from vlm_rl.session.session import Session
 
-PARTS = ("sampler", "accuracy", "reward", "host", "grader")
-CHECKS = (
-    *("resolve_algorithm", "load_problems", "check_media_limits", "check_divides", "check_fp8", "check_routing"),
-    *("model_dtype", "check_a_prompt_fits", "check_boxes", "check_context", "prompts_to_check", "load_policy"),
-    *("settled", "Speed", "Learner", "load_reference", "load_teacher", "RowBudget", "WeightSync", "GroupSampling"),
-    *("make_source", "contaminated_sources", "Stages"),
-)
+PARTS = {
+    "sampler": TransformersSampler,
+    "accuracy": AccuracyPart,
+    "reward": RewardFunction,
+    "host": EpisodeHost,
+    "grader": Grader,
+}  # as they are closed
+REFUSAL = ValueError("refused")
 
 
-class Opened:
-    """A start whose parts write down what is closed, in order; `failing` raises there."""
+@pytest.fixture(scope="module")
+def config(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Return the configuration of a run that opens each of PARTS."""
+    folder = tmp_path_factory.mktemp("closing")
+    train, held_out = (toy_set(folder / split, count=2, split=split) for split in ("train", "heldout"))
+    tree = {
+        "out": str(folder / "run"),
+        "model": {"path": str(tiny_model)},
+        "data": {"train": [str(train)], "eval": [str(held_out)], "max_prompt_tokens": 700},
+        "reward": {
+            "overlong_buffer": 8,
+            "allow_function": True,
+            "functions": {"rule": {"path": "tests.helpers.own_reward.short_words", "role": "accuracy"}},
+        },
+        "environment": {"name": "zoom", "max_turns": 2},
+        "rollout": {"sampler": "transformers", "max_tokens": 14},
+        "train": {"steps": 1, "zero_stage": 0},
+        "eval": {"every": 1},
+    }
+    return parse_config(tree)
+
+
+class Closings:
+    """Writes down which parts are closed, in order, with the log's end; `failing` then raises."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, failing: str = "") -> None:
         self.closed: list[str] = []
-        self.failing = failing
-        for name in CHECKS:
-            monkeypatch.setattr(module, name, MagicMock(name=name))
-        monkeypatch.setattr(module, "load_problems", lambda _: ([], {"held-out": []}))
-        monkeypatch.setattr(module, "max_gap", lambda *_: 1.0)
-        policy, check = MagicMock(), SimpleNamespace(limit=1.0)
-        monkeypatch.setattr(module, "load_policy", lambda *_, **__: (policy, check))
-        prompt = SimpleNamespace(videos=(), images=())
-        monkeypatch.setattr(module, "prompts_to_check", lambda *_: [prompt])
-        opening = {"Grader": "grader", "open_host": "host", "RewardFunction": "reward", "open_accuracy": "accuracy"}
-        for function, name in {**opening, "load_sampler": "sampler"}.items():
-            monkeypatch.setattr(module, function, self.opens(name))
-        self.recorder = MagicMock()
-        monkeypatch.setattr(module, "Recorder", lambda *_: self.recorder)
+        self.failures: list[BaseException | None] = []
+        for name, part in PARTS.items():
+            monkeypatch.setattr(part, "close", self._watched(name, part.close, fails=name == failing))
+        close = Recorder.close
 
-    def opens(self, name: str) -> Any:
-        part = MagicMock(name=name)
+        def close_log(recorder: Recorder, failure: BaseException | None = None) -> None:
+            self.failures.append(failure)
+            close(recorder, failure)
 
-        def close() -> None:
+        monkeypatch.setattr(Recorder, "close", close_log)
+
+    def _watched(self, name: str, close: Callable[[Any], None], *, fails: bool) -> Callable[[Any], None]:
+        def watched(part: Any) -> None:
             self.closed.append(name)
-            if name == self.failing:
+            close(part)
+            if fails:
                 raise RuntimeError(f"{name} does not close")
 
-        part.close = close
-        return lambda *_, **__: part
-
-    def session(self, folder: Path, run: MagicMock | None = None) -> Session:
-        tree = {"out": str(folder), "model": {"path": "m"}, "data": {"train": ["x"], "eval": ["y"]}}
-        run = MagicMock(model_path=folder, contaminated=[], step=0) if run is None else run
-        run.restore.return_value = None
-        return Session(parse_config({**tree, "eval": {"every": 1}}), run)
+        return watched
 
 
-def test_what_was_opened_before_a_start_failed_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@contextmanager
+def opened(config: Config, out: Path) -> Iterator[Session]:
+    """Build a run's session, as vlm_rl.train does."""
+    changed = config.model_copy(update={"out": str(out)})
+    with Run(changed, resume=False) as run, Session(changed, run) as session:
+        yield session
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise REFUSAL
+
+
+@pytest.mark.parametrize(
+    ("place", "num_open"), {"check_media_limits": 2, "check_boxes": 4, "Learner": 4, "WeightSync": 5}.items()
+)
+def test_what_was_opened_before_a_start_failed_is_closed(
+    monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, place: str, num_open: int
+) -> None:
     """In a notebook the process goes on, with the card's memory and the processes of functions."""
-    for function, num_open in {"check_media_limits": 2, "check_boxes": 4, "Learner": 4, "WeightSync": 5}.items():
-        with monkeypatch.context() as patches:
-            opened = Opened(patches)
-            patches.setattr(module, function, MagicMock(side_effect=ValueError("refused")))
-            with pytest.raises(ValueError, match="refused"):
-                opened.session(tmp_path)
-            assert sorted(opened.closed) == sorted(PARTS[-num_open:]), function
+    closings = Closings(monkeypatch)
+    monkeypatch.setattr(module, place, refuse)
+    with pytest.raises(ValueError, match="refused"), opened(config, tmp_path / "run"):
+        pass
+    assert closings.closed == list(PARTS)[-num_open:] and closings.failures == []
 
 
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [(Run, "listen"), (Run, "keep_checkpoints"), (Grader, "start"), (Recorder, "log_line")],
+)
 def test_a_start_that_fails_once_the_run_s_files_are_open_is_in_its_log(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, part: type, method: str
 ) -> None:
     """The next run of the process would write into that log too, and trackers would wait for more."""
-    refusal = ValueError("refused")
-    for name in ("listen", "keep_checkpoints", "grader", "log_line"):
-        with monkeypatch.context() as patches:
-            opened = Opened(patches)
-            run = MagicMock(model_path=tmp_path, contaminated=[], step=0)
-            if name == "grader":
-                patches.setattr(module, "Grader", lambda *_, **__: MagicMock(start=MagicMock(side_effect=refusal)))
-            elif name == "log_line":
-                patches.setattr(module, "Stages", lambda: SimpleNamespace(lines=["data"], done=lambda *_: None))
-                opened.recorder.log_line.side_effect = refusal
-            else:
-                getattr(run, name).side_effect = refusal
-            with pytest.raises(ValueError, match="refused"):
-                opened.session(tmp_path, run)
-            opened.recorder.close.assert_called_once_with(refusal)
-            assert "sampler" in opened.closed, name
+    closings, handlers = Closings(monkeypatch), list(logging.getLogger().handlers)
+    monkeypatch.setattr(part, method, refuse)
+    with pytest.raises(ValueError, match="refused"), opened(config, tmp_path / "run"):
+        pass
+    assert closings.failures == [REFUSAL] and closings.closed == list(PARTS)
+    assert "ValueError: refused" in (tmp_path / "run/log.txt").read_text()
+    assert logging.getLogger().handlers == handlers
 
 
 @pytest.mark.parametrize("failing", ["", *PARTS])
 def test_a_part_that_does_not_close_keeps_none_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: str
+    monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, failing: str
 ) -> None:
     """What ended the run goes into its log, and what did not close is told besides."""
-    opened, failure = Opened(monkeypatch, failing=failing), KeyError("the run's own")
-    with pytest.raises(RuntimeError if failing else KeyError) as raised, opened.session(tmp_path):
+    closings, failure = Closings(monkeypatch, failing=failing), KeyError("the run's own")
+    with pytest.raises(RuntimeError if failing else KeyError) as raised, opened(config, tmp_path / "run"):
         raise failure
-    assert sorted(opened.closed) == sorted(PARTS) and opened.closed[0] == "sampler"
-    opened.recorder.close.assert_called_once_with(failure)
+    assert closings.closed == list(PARTS) and closings.failures == [failure]
     assert failure in (raised.value, raised.value.__context__)
 
 
