@@ -315,30 +315,46 @@ def test_an_option_that_vllm_refuses_is_named_with_its_value(
     assert ("sampler" in said) == ("block_size" in words), "which those words do not name: the model may be the cause"
 
 
+def message_of_a_server(model: Path, folder: Path, **vllm: Any) -> str:
+    """Return the message with which a server ends that cannot start."""
+    tree = {
+        "out": str(folder / "run"),
+        "model": {"path": str(model)},
+        "data": {"train": ["x"], "max_prompt_tokens": 64},
+        "reward": {"overlong_buffer": 0},
+        "rollout": {
+            "sampler": "server",
+            "servers": ["http://127.0.0.1:1"],
+            "server_token": str(folder / "token"),
+            "max_tokens": 8,
+            "vllm": vllm,
+        },
+    }
+    (folder / "c.yaml").write_text(json.dumps(tree))
+    with RolloutServer(folder / "c.yaml", folder / "log") as server:
+        assert server.ended() == 2
+    lines = (folder / "log").read_text().splitlines()
+    # Python's own process for shared memory may warn after it.
+    (said,) = (line for line in lines if line.startswith("vlm-rl: "))
+    return said.removeprefix("vlm-rl: ")
+
+
 @pytest.mark.turn(0, days=2)
 @pytest.mark.slow
 def test_a_server_names_it_too(family_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Its worker is another process, of which vLLM tells the server only that it failed."""
     pytest.importorskip("vllm")
     folder = without_key(family_model("glm4v_moe"), tmp_path / "glm", "use_qk_norm")
-    tree = {
-        "out": str(tmp_path / "run"),
-        "model": {"path": str(folder)},
-        "data": {"train": ["x"], "max_prompt_tokens": 64},
-        "reward": {"overlong_buffer": 0},
-        "rollout": {
-            "sampler": "server",
-            "servers": ["http://127.0.0.1:1"],
-            "server_token": str(tmp_path / "token"),
-            "max_tokens": 8,
-        },
-    }
-    (tmp_path / "c.yaml").write_text(json.dumps(tree))
-    with RolloutServer(tmp_path / "c.yaml", tmp_path / "log") as server:
-        assert server.ended() == 2
-    lines = (tmp_path / "log").read_text().splitlines()
-    # Python's own process for shared memory may warn behind it.
-    (said,) = (line for line in lines if line.startswith("vlm-rl: "))
-    assert said.startswith(
-        f"vlm-rl: {folder / 'config.json'}: vLLM reads text_config.use_qk_norm, which is not there"
+    said = message_of_a_server(folder, tmp_path)
+    assert said.startswith(f"{folder / 'config.json'}: vLLM reads text_config.use_qk_norm, which is not there")
+
+
+@pytest.mark.turn(1, days=2)
+@pytest.mark.slow
+def test_a_server_whose_engine_does_not_start_ends_with_one_message(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    assert message_of_a_server(tiny_model, tmp_path, block_size=7) == (
+        "vLLM's engine did not start with rollout.vllm.block_size=7: its own words above say why; "
+        "leave that out, or use a different model, or the transformers sampler"
     )
+    assert "No common block size for 7" in (tmp_path / "log").read_text()

@@ -134,7 +134,8 @@ def _shown(options: Mapping[str, Any]) -> str:
 def refusals_of_a_server(model_path: str, *, instead: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Let the server that this process becomes end as refusals_in_words says, also for what its workers cannot load.
 
-    These are other processes, of which vLLM tells this one only that they failed. They leave their message in a file.
+    These are other processes, of which vLLM tells this one only that they failed. They leave their message in a file;
+    what fails there for another reason, such as a cache that has no room, is only in vLLM's log.
     What the parser of vLLM's command refuses can only be of `options`: it would print a thousand lines of usage.
     """
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -152,9 +153,15 @@ def refusals_of_a_server(model_path: str, *, instead: str, options: Mapping[str,
         with refusals_in_words(model_path, instead=instead, options=options):
             yield
     except RuntimeError as error:
-        if not file.is_file():
+        if file.is_file():
+            raise UserError(file.read_text(encoding="utf-8")) from error
+        if "Engine core initialization failed" not in str(error):
             raise
-        raise UserError(file.read_text(encoding="utf-8")) from error
+        given = _shown(options)
+        raise UserError(
+            f"vLLM's engine did not start{f' with {given}' if given else ''}: its own words above say why; "
+            f"{'leave that out, or ' if given else ''}{instead}"
+        ) from error
     finally:
         file.unlink(missing_ok=True)
         FlexibleArgumentParser.error = exit_with_usage
