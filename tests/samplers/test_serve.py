@@ -164,7 +164,6 @@ def test_a_server_gets_lists_and_options_without_a_value(parsed: Callable[[dict[
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_num_batched_toks": 3}, "rollout.vllm.max_num_batched_toks=3: unrecognized arguments"),
         ({"max_num_batched_tokens": "many"}, "rollout.vllm.max_num_batched_tokens='many': argument"),
         ({"block_size": 32, "enforce_eager": "maybe"}, "rollout.vllm.enforce_eager='maybe': argument"),
     ],
@@ -175,6 +174,17 @@ def test_an_option_that_the_server_does_not_take_is_named(
     """vLLM's parser would print all of its usage; a word behind a flag it took for the model's name."""
     with pytest.raises(UserError, match=f"^vLLM refuses {said}.*; give a different value, or leave it out$"):
         parsed(options)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), {"max_num_batched_toks": "max_num_batched_tokens", "max_model": "max_model_len"}.items()
+)
+def test_an_option_that_vllm_does_not_have_is_refused(
+    parsed: Callable[[dict[str, Any]], Any], key: str, meant: str
+) -> None:
+    """The second is a part of a name, which vLLM's command would take for the whole."""
+    with pytest.raises(UserError, match=rf"^rollout\.vllm\.{key}: vLLM has no such option; .*{meant}"):
+        parsed({key: 3})
 
 
 def test_the_command_is_printed_without_reading_the_weights(

@@ -13,9 +13,9 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from vlm_rl.config import LoraConfig, Quantization
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import alive, rank
-from vlm_rl.errors import UserError, near
+from vlm_rl.errors import UserError
 from vlm_rl.model_files.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.model_files.checkpoint_layout import as_published
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
@@ -57,7 +57,7 @@ from vlm_rl.samplers.vllm.options import (
     shared_card,
     start_note,
 )
-from vlm_rl.samplers.vllm.start import compiler_kept, refusals_in_words, start_numba, starting
+from vlm_rl.samplers.vllm.start import check_known, compiler_kept, refusals_in_words, start_numba, starting
 from vlm_rl.samplers.vllm.worker import (
     forget_expert_kernels,
     repack_heads,
@@ -102,7 +102,7 @@ class VllmSampler:
         self._builder = settings.builder
         self._max_model_len = settings.max_model_len
         self._vllm = import_vllm()
-        _check_known(settings.vllm_options, [field.name for field in fields(self._vllm.EngineArgs)])
+        check_known(settings.vllm_options, self._vllm.EngineArgs)
         self._on_cpu = not has_gpu()
         options = shared_card(on_cpu=self._on_cpu) | engine_options(settings, on_cpu=self._on_cpu)
         if adapter is not None:
@@ -440,14 +440,6 @@ def import_vllm() -> Any:
         import vllm
 
     return vllm
-
-
-def _check_known(options: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UserError for an option that is not among those of vLLM's engine."""
-    for key in options:
-        if key not in known:
-            hint = near(key, known, otherwise="see vLLM's engine arguments")
-            raise UserError(f"rollout.vllm.{key}: vLLM has no such option; {hint}")
 
 
 def _own_ranks() -> tuple[Any, int]:

@@ -8,13 +8,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import fields
 from functools import partialmethod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
 
 import torch
@@ -23,7 +24,10 @@ from transformers import PreTrainedConfig
 
 from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import from_main
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
 
 _REFUSAL = "VLM_RL_SERVER_REFUSAL"  # for workers: the file of a message, the model, and what may be done instead
 _COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
@@ -56,6 +60,15 @@ def starting(phase: Callable[[str], Any]) -> Iterator[None]:
         bars_hidden(),
     ):
         yield
+
+
+def check_known(options: Iterable[str], arguments: type[EngineArgs]) -> None:
+    """Raise UserError for an option that is no argument of vLLM's engine; its command would take a part of a name."""
+    known = [field.name for field in fields(arguments)]
+    for key in options:
+        if key not in known:
+            hint = near(key, known, otherwise="see vLLM's engine arguments")
+            raise UserError(f"rollout.vllm.{key}: vLLM has no such option; {hint}")
 
 
 @contextmanager
@@ -138,7 +151,10 @@ def refusals_of_a_server(model_path: str, *, instead: str, options: Mapping[str,
     what fails there for another reason, such as a cache that has no room, is only in vLLM's log.
     What the parser of vLLM's command refuses can only be of `options`: it would print a thousand lines of usage.
     """
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    check_known(options, AsyncEngineArgs)
 
     def refuse(self: FlexibleArgumentParser, message: str) -> NoReturn:
         if not options:
