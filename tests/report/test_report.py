@@ -24,7 +24,7 @@ from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.report.changes import changes_of
 from vlm_rl.report.charts.frame import PALETTE
-from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.charts.lines import MOST_DRAWN, Series, lines
 from vlm_rl.report.charts.points import Interval, Points, forest
 from vlm_rl.report.charts.ridges import Ridge, ridges
 from vlm_rl.report.charts.versus import versus
@@ -137,6 +137,37 @@ def test_the_tools_of_a_chart(run, page, browser, tmp_path):
         names = {name for record in run.metrics() for name in record} - {"step", "attempt"}
         shown = page.source[page.source.index('id="every-metric"') :]
         assert all(name in shown for name in names)
+        assert visit.failures == []
+
+
+@pytest.mark.slow
+def test_a_long_curve_is_drawn_by_its_extremes_and_keeps_its_running_means(tmp_path, browser):
+    rng = np.random.default_rng(0)
+    reward = 5 + np.cumsum(rng.normal(size=4000)) / 20
+    reward[[1234, 3210]] = -40, 60
+    run = build_run(tmp_path / "run", steps=2)
+    records = [json.dumps({"step": step, "attempt": 1, "reward": value}) for step, value in enumerate(reward, 1)]
+    (run.path / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    address = write_report([run], run.path / "report.html").as_uri()
+    with open_page(address, browser=browser) as visit:
+        visit.page.evaluate("chartsDrawn")
+        chart = visit.page.locator("#reward .chart").first
+        for window in (None, 1, 9, 61):
+            if window is not None:
+                visit.page.locator(".smoothing input").fill(str(window // 2))
+            chart.hover()
+            with visit.page.expect_download() as download:
+                chart.get_by_role("button", name="CSV").click()
+            rows = download.value.path().read_text().splitlines()[1:]
+            step, y, mean = np.array([[float(value) for value in row.split(",")[1:]] for row in rows]).T
+            place = step.astype(int) - 1
+            assert len(rows) <= MOST_DRAWN and {0, 1234, 3210, 3999} <= set(place)
+            np.testing.assert_allclose(y, reward[place], rtol=1e-5)
+            exact = (smooth(reward) if window is None else running_mean(reward, window))[place]
+            # a window's ends fall between drawn values: within a part of 8, beside the two jumps of some 50
+            slack = np.where(np.abs(place[:, None] - [1234, 3210]).min(1) <= (window or 0) // 2 + 8, 50 * 16, 16)
+            slack = 1e-4 if window in (None, 1) else slack / window
+            assert (np.abs(mean - exact) <= slack).all()
         assert visit.failures == []
 
 

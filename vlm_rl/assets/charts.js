@@ -54,16 +54,28 @@ function addLegend(chart, entries, hidden) {
   }));
 }
 
-// The mean over `window` (odd) neighbours of each curve that has one; fewer at its ends.
+// The mean over `window` (odd) neighbours of each curve that has one; fewer at its ends. Of a long curve not every value
+// is drawn: a row stands for the `count` values since the one before, of mean `since`.
 function smoothed(rows, curves, window) {
   const half = (window - 1) / 2;
   for (const name of curves) {
     const own = rows.filter((row) => row.series === name);
-    const sums = [0];
-    for (const row of own) sums.push(sums.at(-1) + row.y);
-    own.forEach((row, place) => {
-      const from = Math.max(0, place - half), to = Math.min(own.length, place + half + 1);
-      row.mean = (sums[to] - sums[from]) / (to - from);
+    const ends = [0], sums = [0]; // how many values there are up to each row, and their sum
+    for (const { y, count = 1, since = y } of own) {
+      ends.push(ends.at(-1) + count);
+      sums.push(sums.at(-1) + count * since);
+    }
+    const sumOf = (end) => { // of the first `end` values; between two rows as if all were their mean
+      let low = 0, high = own.length;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (ends[middle] < end) low = middle + 1; else high = middle;
+      }
+      return low && sums[low] - (sums[low] - sums[low - 1]) * (ends[low] - end) / (ends[low] - ends[low - 1]);
+    };
+    own.forEach((row, index) => {
+      const from = Math.max(0, ends[index + 1] - half - 1), to = Math.min(ends.at(-1), ends[index + 1] + half);
+      row.mean = half ? (sumOf(to) - sumOf(from)) / (to - from) : row.y;
     });
   }
   return rows;
@@ -131,7 +143,7 @@ function addTools(chart, spec) {
   }
   add("PNG", "save as a picture", async () => save(`${name}.png`, await picture(chart)));
   if (spec.encoding?.x?.field === "x") {
-    add("CSV", "save the values as a table", () => {
+    add("CSV", "save the values drawn as a table", () => {
       const address = URL.createObjectURL(new Blob([csv(specOf(chart))], { type: "text/csv" }));
       save(`${name}.csv`, address);
       URL.revokeObjectURL(address);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from vlm_rl.report.html import visible
 from vlm_rl.report.vega import Spec
 from vlm_rl.stats import smooth
 
+MOST_DRAWN = 1_000  # places of a curve: about the pixels of a chart, several of which a page holds per metric
 FEW = 8  # places; a curve with fewer has error bars instead of a band, and its places are marked
 _EDGE = 5  # pixels above and below, so that no line and no marker is cut in half
 _DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
@@ -132,6 +133,9 @@ def _rows(series: Series) -> list[Spec]:
         columns |= {"low": series.low[keep], "high": series.high[keep]}
     if series.smooth and (mean := smooth(columns["y"])) is not columns["y"]:
         columns["mean"] = mean
+    drawn = _drawn(columns)
+    parts = _parts(columns["y"], drawn) if "mean" in columns else {}
+    columns = {name: values[drawn] for name, values in columns.items()} | parts
     fixed: Spec = {"series": visible(series.label), "points": series.is_marked, "dashed": series.dashed}
     if keep.sum() == 1:
         fixed["alone"] = True
@@ -140,10 +144,42 @@ def _rows(series: Series) -> list[Spec]:
         | {name: float(f"{value:.6g}") for name, value in zip(columns, values, strict=True) if math.isfinite(value)}
         for values in zip(*columns.values(), strict=True)
     ]
-    for row, place in zip(rows, np.flatnonzero(keep), strict=True):
+    for row, place in zip(rows, np.flatnonzero(keep)[drawn], strict=True):
         if series.click is not None:
             row["click"] = series.click[place]
     return rows
+
+
+def _drawn(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the places [m <= MOST_DRAWN] of a curve that are drawn, in order: of a long one its ends and extremes.
+
+    Each part of as many neighbours keeps the place of its lowest value and of its highest, and of those of its band,
+    so that no jump of a single step is lost.
+    """
+    count = len(columns["y"])
+    if count <= MOST_DRAWN:
+        return np.arange(count)
+    extremes = [
+        (columns[name], sign) for name, sign in (("y", 1), ("y", -1), ("low", 1), ("high", -1)) if name in columns
+    ]
+    parts = np.array_split(np.arange(1, count - 1), (MOST_DRAWN - 2) // len(extremes))
+    kept = {
+        part[np.argmin(np.nan_to_num(sign * values[part], nan=math.inf))]
+        for part in parts
+        for values, sign in extremes
+    }
+    return np.array(sorted({0, count - 1} | kept))
+
+
+def _parts(y: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what each drawn value stands for, from which charts.js takes other running means (`smoothed`).
+
+    `count` values since the drawn one before, itself included, whose mean is `since`; nothing if all are drawn.
+    """
+    if len(drawn) == len(y):
+        return {}
+    count = np.diff(drawn, prepend=-1)
+    return {"count": count, "since": np.diff(np.cumsum(y)[drawn], prepend=0.0) / count}
 
 
 def _y_axis(values: np.ndarray, title: str, *, percent: bool, log: bool, from_zero: bool) -> Spec:
