@@ -186,7 +186,7 @@ def test_changes_made_before_the_answer_are_all_kept(visit):
         }""")
         page.wait_for_function("location.search.includes('sort=longest')")
         assert all(part in page.url for part in ("&at=toy-test-0001", "&fold=1", "&change=right"))
-        assert "became right" in page.inner_text("#count .count")
+        page.wait_for_function("document.querySelector('#count .count').innerText.includes('became right')")
         page.go_back()
         page.wait_for_function("!location.search.includes('sort=longest')")
 
