@@ -1,6 +1,7 @@
 """Find training rows that share text or images with prepared benchmarks.
 
-Text: 13 words in a row that are in a benchmark's question too. A question with fewer words must be the same as a
+Text: 13 words in a row that are in a benchmark's question too; two characters of Chinese or Japanese, which are
+written without spaces, count as a word. A question with fewer words must be the same as a
 whole, and its images, if any, must look the same. Words in a row that more than COMMON training rows have are
 stock phrases ("where m and n are relatively prime positive integers") and prove nothing.
 Images: at most NEAR_BITS of the 256 bits of their perceptual hashes differ. An image that the preparation drew for a
@@ -12,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +32,8 @@ from vlm_rl.types import IMAGE_MARKER
 WORDS = 13
 COMMON = 20
 
-_WORD = re.compile(r"\w+")
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana and Han characters
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,10 @@ class BenchmarkIndex:
         self.names.append(name)
         self.phashes.append(list(phashes))
         words = words_of(question)
-        for digest in grams_of(words):
+        grams = grams_of(words)
+        for digest in grams:
             self.grams.setdefault(digest, row)
-        if 0 < len(words) < WORDS:
+        if words and not grams:
             self.short.setdefault(_digest(words), []).append(row)
         self._owners += [row] * len(phashes)
         self._hashes = None
@@ -86,8 +91,8 @@ class BenchmarkIndex:
     def by_text(self, question: str, phashes: Sequence[str]) -> list[tuple[bytes, int]]:
         """Return (digest, benchmark row) of each shared run of words, or of the whole question if it is short."""
         words = words_of(question)
-        if len(words) >= WORDS:
-            return [(digest, self.grams[digest]) for digest in grams_of(words) if digest in self.grams]
+        if grams := grams_of(words):
+            return [(digest, self.grams[digest]) for digest in grams if digest in self.grams]
         digest = _digest(words)
         rows = self.short.get(digest, [])
         return [(digest, row) for row in rows if look_the_same(phashes, self.phashes[row])]
@@ -145,13 +150,16 @@ def find_leaks(rows: Iterator[tuple[int, str, Sequence[str]]], benchmarks: Bench
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and numbers of a text in lower case, without image markers."""
+    """Return words, numbers and single unspaced characters of a text in lower case, without image markers."""
     return _WORD.findall(text.replace(IMAGE_MARKER, " ").casefold())
 
 
 def grams_of(words: Sequence[str]) -> list[bytes]:
-    """Return digests of all WORDS words in a row."""
-    return [_digest(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)]
+    """Return digests of all WORDS words in a row; a character that `words_of` gives alone is half of one."""
+    halves = [1 if re.match(f"[{_UNSPACED}]", word) else 2 for word in words]
+    upto = [0, *accumulate(halves)]
+    ends = (bisect_left(upto, begun + 2 * WORDS) for begun in upto)
+    return [_digest(words[start:end]) for start, end in enumerate(ends) if end < len(upto)]
 
 
 def _digest(words: Sequence[str]) -> bytes:

@@ -181,6 +181,21 @@ def test_thirteen_shared_words_in_a_row_are_a_leak_and_twelve_are_not(shared, is
     assert bool(benchmarks.by_text(question, [])) == is_leak
 
 
+# 26 characters, or 24 and one word: 13 words each
+@pytest.mark.parametrize(("shared", "is_leak"), [(26, True), (25, False)])
+@pytest.mark.parametrize("word", ["", "ABC"])
+def test_two_characters_without_spaces_between_them_count_as_a_word(shared: int, is_leak: bool, word: str) -> None:
+    text = "某商店把进价为每件八十元的商品按标价打九折出售后仍可获利百分之二十问标价是多少元"
+    shared -= 2 * bool(word)
+    benchmarks = BenchmarkIndex()
+    benchmarks.add("bench/1", f"{text[:5]}，{word}{text[5:]}？", [])
+    question = f"甲、{word}{text[5 : 5 + shared]}，乙丙丁"
+    assert bool(benchmarks.by_text(question, [])) == is_leak
+    assert bool(benchmarks.by_text(f"甲、{word}，{text[5:12]}", [])) is False
+    benchmarks.add("bench/2", "图中有几只猫？", [])
+    assert benchmarks.by_text("图中有几只猫", []) and not benchmarks.by_text("图中有几只狗", [])
+
+
 def test_stock_phrases_are_not_a_leak(tmp_path, benchmark) -> None:
     # 21 training rows share the words: more than COMMON, so they prove nothing
     rows = [{"question": LONG.format(f"number {n}")} for n in range(21)]
