@@ -46,6 +46,17 @@ def test_create_takes_an_empty_folder(tmp_path):
     assert RunDirectory(tmp_path / "run").create(CONFIG).config() == CONFIG
 
 
+def test_create_follows_a_link_to_an_empty_folder(tmp_path):
+    """As to a larger disk."""
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "run")
+    run = RunDirectory(tmp_path / "run")
+    run.check_new()
+    assert run.create(CONFIG).open().config() == CONFIG
+    assert run.path.is_symlink() and [path.name for path in (tmp_path / "disk").iterdir()] == ["run"]
+    assert [path.name for path in (tmp_path / "disk" / "run").iterdir()] == ["config.yaml"]
+
+
 def test_create_refuses_a_run_and_says_resume(run):
     before = run.config_text()
     with pytest.raises(UserError, match=r"--resume"):

@@ -85,14 +85,15 @@ class RunDirectory:
         Raises UserError if the folder exists and is not empty, or cannot be written.
         """
         self.refuse_existing()
-        made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
+        place = self._place()
+        made = [p for p in place.absolute().parents if not p.exists()]  # innermost first
         work: Path | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
             work.chmod(0o755)
             save_config(config, work / self.config_file)
-            work.rename(self.path)  # replaces an empty folder, but not a filled one
+            work.rename(place)  # replaces an empty folder, but not a filled one
         except OSError as error:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -111,9 +112,13 @@ class RunDirectory:
     def check_new(self) -> None:
         """Raise UserError if `create` would fail, as far as that can be told without writing."""
         self.refuse_existing()
-        parent = next(folder for folder in self.path.absolute().parents if folder.exists())
+        parent = next(folder for folder in self._place().absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
             raise self._not_writable(f"{parent} is not a folder that you may write to")
+
+    def _place(self) -> Path:
+        """Return where a new run's folder is moved to: where a link leads, whose empty folder is replaced."""
+        return self.path.resolve() if self.path.is_symlink() else self.path
 
     def _not_writable(self, why: str) -> UserError:
         return UserError(
