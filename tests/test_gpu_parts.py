@@ -223,6 +223,17 @@ def test_a_part_that_misses_a_bound_has_its_own_exit_code(
     assert parts.main() == parts.SHORT
 
 
+def test_ways_of_an_update_do_not_all_begin_where_their_script_was_killed() -> None:
+    """Their turns come through a pipe, which then ends."""
+    done = subprocess.run(
+        [sys.executable, PERF / "gpu_update.py", "--device", "cpu", "--size", "tiny", "--way", "default"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == ""
+
+
 def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:
     assert yaml.safe_load((PERF / "gpu_thresholds.yaml").read_text()).keys() == parts.PARTS.keys()
     assert f"all=({' '.join(parts.PARTS)})" in (PERF / "gpu.sh").read_text()
