@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants as hub_constants
 import pytest
 
+from tests.helpers.example_run import build_run
 from tests.helpers.model_hub import model_hub
 from vlm_rl.errors import UserError
-from vlm_rl.run.export import export, push
+from vlm_rl.run.export import export, model_card, push
+from vlm_rl.run.manifest import Manifest
 
 
 def exported(folder: Path) -> Path:
@@ -48,3 +52,35 @@ def test_a_name_that_the_hub_refuses_is_refused_before_anything_is_written(tmp_p
     with pytest.raises(UserError, match=r"--push a/b/c: .*give USER/NAME"):
         export(Namespace(checkpoint=tmp_path, out=out, merge=False, push="a/b/c", public=False))
     assert not out.exists()
+
+
+SUMMARY = {
+    "accuracy": 0.5,
+    "interval": [0.25, 0.75],
+    "num_problems": 8,
+    "k": 4,
+    "sampling": {"temperature": 1.0},
+}
+
+
+def card_of(folder: Path, summary: dict[str, Any]) -> str:
+    run = build_run(folder, steps=1, eval_steps=(0,))
+    run.evals()[0].path.with_suffix(".json").write_text(json.dumps(summary))
+    return model_card(run, Manifest(1, {}, {}, "", {}), is_adapter=False)
+
+
+def test_a_model_card_has_the_scores_of_its_step_and_of_the_first(tmp_path) -> None:
+    assert "| toy-test | 0 | 8 | 0.500 | 0.250 to 0.750 | T 1.0, avg@4 |" in card_of(tmp_path / "run", SUMMARY)
+
+
+@pytest.mark.parametrize(
+    "changed", [*SUMMARY.items(), ("interval", None), ("sampling", {}), ("interval", ["a", "b"])]
+)
+def test_a_summary_that_lacks_a_score_is_named(tmp_path, changed: tuple[str, Any]) -> None:
+    """As of an evaluation that somebody wrote, or an older version."""
+    name, value = changed
+    summary = {key: each for key, each in SUMMARY.items() if key != name}
+    if value != SUMMARY[name]:
+        summary[name] = value
+    with pytest.raises(UserError, match=r"step-000000\.json.*delete it, or evaluate again"):
+        card_of(tmp_path / "run", summary)

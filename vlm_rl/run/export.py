@@ -27,6 +27,7 @@ from vlm_rl.model_files.weights import check_weights
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
@@ -167,14 +168,24 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
         yield "None were measured during training."
         return
     yield from ("| set | step | problems | accuracy | 95 % interval | sampling |", "|---|---|---|---|---|---|")
-    for result in results:
-        s = result.summary
-        low, high = s["interval"]
-        how = "greedy" if not s["sampling"]["temperature"] else f"T {s['sampling']['temperature']}, avg@{s['k']}"
-        yield (
-            f"| {result.benchmark} | {result.step} | {s['num_problems']} | {s['accuracy']:.3f} "
+    yield from map(_score, results)
+
+
+def _score(result: EvalResult) -> str:
+    """Return an evaluation's row. Raises UserError for a summary that lacks one of its cells."""
+    summary = result.summary
+    try:
+        low, high = summary["interval"]
+        temperature = summary["sampling"]["temperature"]
+        how = f"T {temperature}, avg@{summary['k']}" if temperature else "greedy"
+        return (
+            f"| {result.benchmark} | {result.step} | {summary['num_problems']} | {result.accuracy:.3f} "
             f"| {low:.3f} to {high:.3f} | {how} |"
         )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{result.path.with_suffix('.json')} is no summary of vlm-rl eval ({error}): delete it, or evaluate again"
+        ) from None
 
 
 def _recipe(config: Config | SftConfig, manifest: Manifest) -> dict[str, Any]:
