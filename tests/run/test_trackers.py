@@ -156,6 +156,14 @@ def test_an_absent_tracker_is_the_users_error() -> None:
             check_trackers([name])
 
 
+def test_a_folder_of_its_name_is_no_tracker(tmp_path, monkeypatch) -> None:
+    """wandb writes into one, and `python -m vlm_rl` looks for modules in the working folder."""
+    (tmp_path / "absent_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="absent_tracker is not installed"):
+        check_trackers(["absent_tracker"])
+
+
 def test_track_needs_a_tracker(run, capsys) -> None:
     assert main(["track", str(run.path)]) == 2
     assert "log.trackers is empty" in capsys.readouterr().err
