@@ -131,6 +131,18 @@ def test_a_resume_continues_the_same_run_and_sends_each_step_once(run) -> None:
     assert "bad" not in events.Tags()["scalars"]
 
 
+def test_lines_that_a_machine_lost_as_it_went_down_hide_no_later_step(run) -> None:
+    """What is appended is not forced to disk, as the mirror's progress is."""
+    mirror(run)
+    file = run.path / "metrics.jsonl"
+    kept = file.read_bytes().splitlines(keepends=True)[:2]
+    file.write_bytes(b"".join(kept))
+    for step in (5, 6):
+        run.append_metrics(step, 2, {"reward": float(step)})
+    assert mirror(run).progress.step == 6
+    assert [e.step for e in events_of(run).Scalars("reward")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_an_evaluation_comes_after_its_own_step_and_before_the_next(run) -> None:
     steps = [step for step, _ in Mirror(run, "tensorboard", LOG)._events()]
     assert steps == sorted(steps) and steps == [0, 1, 2, 2, 3, 4, 4]
