@@ -90,6 +90,16 @@ def test_open_names_what_is_missing(tmp_path):
         RunDirectory(tmp_path).open()
 
 
+def test_what_lies_in_a_folder_that_is_no_run_is_not_looked_at(tmp_path):
+    """Such as a home folder, with its sockets and a million files."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=f"{tmp_path} is not a run directory: it has no config.yaml"):
+        RunDirectory(tmp_path).open()
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml is no file \(a pipe"):
+        RunDirectory(tmp_path).open()
+
+
 def test_metrics_of_the_last_attempt_win(run):
     run.append_metrics(1, 1, {"reward": 0.1, "old": 1.0})
     run.append_metrics(2, 1, {"reward": 0.2})

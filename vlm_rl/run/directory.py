@@ -138,9 +138,10 @@ class RunDirectory:
         """Check that this is a run and that all its files are plain files. Raises UserError otherwise."""
         if not self.path.is_dir():
             raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
-        check_plain_tree(self.path)
+        check_plain(self.path / self.config_file)
         if not (self.path / self.config_file).is_file():
             raise UserError(f"{self.path} is not a run directory: it has no {self.config_file}")
+        check_plain_tree(self.path)
         return self
 
     def remove_leftovers(self) -> None:
