@@ -43,7 +43,7 @@ from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, READ_ROLLOUT_SCHEMA, ROLLOUT_SCHEMA, RolloutRow
-from vlm_rl.run.run_files import read_records, table_of, write_atomically, write_parquet
+from vlm_rl.run.run_files import place_of, read_records, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
 from vlm_rl.untrusted.plain_files import check_plain, check_plain_tree
@@ -85,7 +85,7 @@ class RunDirectory:
         Raises UserError if the folder exists and is not empty, or cannot be written.
         """
         self.refuse_existing()
-        place = self._place()
+        place = place_of(self.path)
         made = [p for p in place.absolute().parents if not p.exists()]  # innermost first
         work: Path | None = None
         try:
@@ -112,13 +112,9 @@ class RunDirectory:
     def check_new(self) -> None:
         """Raise UserError if `create` would fail, as far as that can be told without writing."""
         self.refuse_existing()
-        parent = next(folder for folder in self._place().absolute().parents if folder.exists())
+        parent = next(folder for folder in place_of(self.path).absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
             raise self._not_writable(f"{parent} is not a folder that you may write to")
-
-    def _place(self) -> Path:
-        """Return where a new run's folder is moved to: where a link leads, whose empty folder is replaced."""
-        return self.path.resolve() if self.path.is_symlink() else self.path
 
     def _not_writable(self, why: str) -> UserError:
         return UserError(
