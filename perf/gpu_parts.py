@@ -50,6 +50,7 @@ from vlm_rl.types import Problem
 
 HERE = Path(__file__).parent
 STEPS = 3  # of which the first warms up
+SHORT = 3  # exit code of a part that falls short; that of an error here is Python's own, 1
 SECONDS = 240  # of a part; perf/gpu.sh ends it 30 s later
 LAST_STEP = 60  # seconds before the end of a part: from then on two steps are enough
 SWITCHES: Mapping[str, tuple[str, ...]] = {
@@ -133,7 +134,11 @@ def command(
     """
     lines, was_ended = [], threading.Event()
     with subprocess.Popen(
-        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None
 
@@ -465,8 +470,11 @@ def print_about() -> None:
     card = "no GPU"
     if torch.cuda.is_available():
         card = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 2**30:.1f} GiB"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
-    print(f"Python {platform.python_version()}\n{card}; {commit.stdout.strip() or 'no git'}; {date.today()}")
+    commit = ""
+    with suppress(FileNotFoundError):  # no git is installed
+        asked = ("git", "rev-parse", "--short", "HEAD")
+        commit = subprocess.run(asked, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    print(f"Python {platform.python_version()}\n{card}; {commit or 'no git'}; {date.today()}")
 
 
 # --- the verdict ----------------------------------------------------------------------------------------
@@ -530,13 +538,15 @@ def main() -> int:
     if options.about or options.part is None:
         print_about()
         return 0
+    if options.work is not None and options.work.exists():
+        parser.error(f"--work {options.work} is there already: name a new folder")
     leave_at_signals()
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder, options.part)
         work.mkdir(parents=True)
         at = Setting(options.device, work)
         measured = PARTS[options.part](at)
-        return 0 if print_verdict(options.part, measured, on_card=at.on_card, failed=at.failed) else 1
+        return 0 if print_verdict(options.part, measured, on_card=at.on_card, failed=at.failed) else SHORT
 
 
 if __name__ == "__main__":

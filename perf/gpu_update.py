@@ -79,7 +79,8 @@ def measure(way: str, options: argparse.Namespace) -> None:
     from vlm_rl.losses import policy_loss
 
     setting, on_card = dict(WAYS[way]), options.device == "cuda"
-    sys.stdin.readline()  # this way's turn
+    if not sys.stdin.readline():  # this way's turn; nothing comes where the script was killed
+        return
     init_ranks()
     device = default_device() if on_card else torch.device("cpu")
     dtype = torch.bfloat16 if on_card else torch.float32

@@ -171,6 +171,69 @@ def test_every_step_that_a_run_made_is_in_the_table(parts: Any, steps: int, meas
     assert found.get("seconds of a step", 10) == 10 and found.get("rollout, tokens a second", 100) == 100
 
 
+def test_output_that_is_no_text_ends_no_part(parts: Any, tmp_path: Path) -> None:
+    at = parts.Setting("cpu", tmp_path)
+    code = "import sys; sys.stdout.buffer.write(bytes([255, 10]))"
+    assert parts.command(at, "-c", code, log="said.txt") == "\ufffd\n"
+    assert not at.failed
+
+
+def gpu_parts(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, PERF / "gpu_parts.py", *map(str, words)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_folder_of_an_earlier_day_is_named(tmp_path: Path) -> None:
+    done = gpu_parts("doctor", "--device", "cpu", "--work", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(f"--work {tmp_path} is there already: name a new folder")
+
+
+def test_a_machine_without_git_has_no_commit(tmp_path: Path) -> None:
+    done = gpu_parts("--about", PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "; no git; " in done.stdout.splitlines()[-1]
+
+
+def test_the_summary_tells_a_part_that_falls_short_from_one_that_failed(parts: Any, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *doctor*) exit {parts.SHORT};; *real*) exit 1;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", PERF / "gpu.sh", "doctor", "real", "quickstart"],
+        env=os.environ | {"PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+    verdicts = [line.split(" | ")[1] for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert verdicts == ["falls short", "failed with exit code 1", "pass"]
+    assert done.returncode == 1
+
+
+def test_a_part_that_misses_a_bound_has_its_own_exit_code(
+    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PARTS", {"doctor": lambda at: {"checks that are off": 1}})
+    monkeypatch.setattr(parts, "leave_at_signals", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["gpu_parts.py", "doctor", "--device", "cpu", "--work", str(tmp_path / "new")])
+    assert parts.main() == parts.SHORT
+
+
+def test_ways_of_an_update_do_not_all_begin_where_their_script_was_killed() -> None:
+    """Their turns come through a pipe, which then ends."""
+    done = subprocess.run(
+        [sys.executable, PERF / "gpu_update.py", "--device", "cpu", "--size", "tiny", "--way", "default"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == ""
+
+
 def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:
     assert yaml.safe_load((PERF / "gpu_thresholds.yaml").read_text()).keys() == parts.PARTS.keys()
     assert f"all=({' '.join(parts.PARTS)})" in (PERF / "gpu.sh").read_text()

@@ -46,6 +46,17 @@ def test_create_takes_an_empty_folder(tmp_path):
     assert RunDirectory(tmp_path / "run").create(CONFIG).config() == CONFIG
 
 
+def test_create_follows_a_link_to_an_empty_folder(tmp_path):
+    """As to a larger disk."""
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "run")
+    run = RunDirectory(tmp_path / "run")
+    run.check_new()
+    assert run.create(CONFIG).open().config() == CONFIG
+    assert run.path.is_symlink() and [path.name for path in (tmp_path / "disk").iterdir()] == ["run"]
+    assert [path.name for path in (tmp_path / "disk" / "run").iterdir()] == ["config.yaml"]
+
+
 def test_create_refuses_a_run_and_says_resume(run):
     before = run.config_text()
     with pytest.raises(UserError, match=r"--resume"):
@@ -76,6 +87,16 @@ def test_open_names_what_is_missing(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         RunDirectory(tmp_path / "nothing").open()
     with pytest.raises(UserError, match=r"no config\.yaml"):
+        RunDirectory(tmp_path).open()
+
+
+def test_what_lies_in_a_folder_that_is_no_run_is_not_looked_at(tmp_path):
+    """Such as a home folder, with its sockets and a million files."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=f"{tmp_path} is not a run directory: it has no config.yaml"):
+        RunDirectory(tmp_path).open()
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml is no file \(a pipe"):
         RunDirectory(tmp_path).open()
 
 

@@ -131,6 +131,18 @@ def test_a_resume_continues_the_same_run_and_sends_each_step_once(run) -> None:
     assert "bad" not in events.Tags()["scalars"]
 
 
+def test_lines_that_a_machine_lost_as_it_went_down_hide_no_later_step(run) -> None:
+    """What is appended is not forced to disk, as the mirror's progress is."""
+    mirror(run)
+    file = run.path / "metrics.jsonl"
+    kept = file.read_bytes().splitlines(keepends=True)[:2]
+    file.write_bytes(b"".join(kept))
+    for step in (5, 6):
+        run.append_metrics(step, 2, {"reward": float(step)})
+    assert mirror(run).progress.step == 6
+    assert [e.step for e in events_of(run).Scalars("reward")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_an_evaluation_comes_after_its_own_step_and_before_the_next(run) -> None:
     steps = [step for step, _ in Mirror(run, "tensorboard", LOG)._events()]
     assert steps == sorted(steps) and steps == [0, 1, 2, 2, 3, 4, 4]
@@ -154,6 +166,14 @@ def test_an_absent_tracker_is_the_users_error() -> None:
     for name in absent:
         with pytest.raises(UserError, match=f"{name} is not installed"):
             check_trackers([name])
+
+
+def test_a_folder_of_its_name_is_no_tracker(tmp_path, monkeypatch) -> None:
+    """wandb writes into one, and `python -m vlm_rl` looks for modules in the working folder."""
+    (tmp_path / "absent_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="absent_tracker is not installed"):
+        check_trackers(["absent_tracker"])
 
 
 def test_track_needs_a_tracker(run, capsys) -> None:

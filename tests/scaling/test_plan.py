@@ -20,6 +20,7 @@ from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.planning.fits import Card, fits
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.answers import advice, write_plot
+from vlm_rl.scaling.command import rates_of
 from vlm_rl.scaling.divisions import Division, Workload, best_of, divide, plans, server_cards
 from vlm_rl.scaling.hours import hours_line
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
@@ -202,6 +203,23 @@ def test_costs_by_hand() -> None:
     time = UpdateTime.of([batch], ROWS, ranks=1, waits_at_rows=True)
     assert time.efficiency == pytest.approx(1)
     assert (time.rows, time.cost_per_rank(32)) == (1, pytest.approx(32))
+
+
+@pytest.mark.parametrize(
+    ("keys", "passes"),
+    [
+        ([], 7 / 8),  # of the first of eight mini-batches they are those of its own forward pass
+        (["train.mini_batch_prompts=48"], 80 / 128),
+        (["train.mini_batch_prompts=128"], 0),
+        (["train.old_logprobs=sampler"], 0),
+        (["algorithm.kl_coef=0.01"], 7 / 8 + 1),
+        (["algorithm.credit=visual"], 2),  # with the image and without it
+        (["algorithm.perception_coef=0.01", "train.old_logprobs=sampler"], 2),
+    ],
+)
+def test_forward_passes_before_the_updates_are_those_of_a_run(keys: list[str], passes: float) -> None:
+    colocated, _ = plans(load_config(RECIPE, keys), [8])
+    assert rates_of(colocated, CardSpeed()).passes == pytest.approx(passes)
 
 
 # -- lengths and rates of a run -------------------------------------------------------------------------

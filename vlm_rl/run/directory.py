@@ -43,7 +43,7 @@ from vlm_rl.run.best import Best, best_of
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.rollout_row import LATER_ROLLOUT_COLUMNS, READ_ROLLOUT_SCHEMA, ROLLOUT_SCHEMA, RolloutRow
-from vlm_rl.run.run_files import read_records, table_of, write_atomically, write_parquet
+from vlm_rl.run.run_files import place_of, read_records, table_of, write_atomically, write_parquet
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
 from vlm_rl.untrusted.plain_files import check_plain, check_plain_tree
@@ -85,14 +85,15 @@ class RunDirectory:
         Raises UserError if the folder exists and is not empty, or cannot be written.
         """
         self.refuse_existing()
-        made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
+        place = place_of(self.path)
+        made = [p for p in place.absolute().parents if not p.exists()]  # innermost first
         work: Path | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
             work.chmod(0o755)
             save_config(config, work / self.config_file)
-            work.rename(self.path)  # replaces an empty folder, but not a filled one
+            work.rename(place)  # replaces an empty folder, but not a filled one
         except OSError as error:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -111,7 +112,7 @@ class RunDirectory:
     def check_new(self) -> None:
         """Raise UserError if `create` would fail, as far as that can be told without writing."""
         self.refuse_existing()
-        parent = next(folder for folder in self.path.absolute().parents if folder.exists())
+        parent = next(folder for folder in place_of(self.path).absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
             raise self._not_writable(f"{parent} is not a folder that you may write to")
 
@@ -133,9 +134,10 @@ class RunDirectory:
         """Check that this is a run and that all its files are plain files. Raises UserError otherwise."""
         if not self.path.is_dir():
             raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
-        check_plain_tree(self.path)
+        check_plain(self.path / self.config_file)
         if not (self.path / self.config_file).is_file():
             raise UserError(f"{self.path} is not a run directory: it has no {self.config_file}")
+        check_plain_tree(self.path)
         return self
 
     def remove_leftovers(self) -> None:

@@ -27,7 +27,9 @@ from vlm_rl.model_files.weights import check_weights
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.run.eval_result import EvalResult
 from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
+from vlm_rl.run.run_files import place_of
 from vlm_rl.run.writing import writing
 from vlm_rl.untrusted.json_object import read_object
 
@@ -47,22 +49,23 @@ def export(options: argparse.Namespace) -> Path:
         _check_repo(options.push)
     run, folder = find_checkpoint(options.checkpoint)
     out: Path = options.out
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if (out.exists() or out.is_symlink()) and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose a different --out")
     check_model_folder(folder)
     verify_model(folder)
     merges = options.merge and base_of(folder) is not None
     if merges:
         check_weights(folder)
+    place = place_of(out)
     with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         work.chmod(0o755)
         try:
             _write_model(folder, work, run.any_config(), merges=merges)
             card = model_card(run, read_manifest(folder), is_adapter=base_of(work) is not None)
             (work / "README.md").write_text(card, encoding="utf-8")
-            work.rename(out)  # replaces an empty folder
+            work.rename(place)  # replaces an empty folder
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -167,14 +170,24 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
         yield "None were measured during training."
         return
     yield from ("| set | step | problems | accuracy | 95 % interval | sampling |", "|---|---|---|---|---|---|")
-    for result in results:
-        s = result.summary
-        low, high = s["interval"]
-        how = "greedy" if not s["sampling"]["temperature"] else f"T {s['sampling']['temperature']}, avg@{s['k']}"
-        yield (
-            f"| {result.benchmark} | {result.step} | {s['num_problems']} | {s['accuracy']:.3f} "
+    yield from map(_score, results)
+
+
+def _score(result: EvalResult) -> str:
+    """Return an evaluation's row. Raises UserError for a summary that lacks one of its cells."""
+    summary = result.summary
+    try:
+        low, high = summary["interval"]
+        temperature = summary["sampling"]["temperature"]
+        how = f"T {temperature}, avg@{summary['k']}" if temperature else "greedy"
+        return (
+            f"| {result.benchmark} | {result.step} | {summary['num_problems']} | {result.accuracy:.3f} "
             f"| {low:.3f} to {high:.3f} | {how} |"
         )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{result.path.with_suffix('.json')} is no summary of vlm-rl eval ({error}): delete it, or evaluate again"
+        ) from None
 
 
 def _recipe(config: Config | SftConfig, manifest: Manifest) -> dict[str, Any]:

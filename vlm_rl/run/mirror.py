@@ -167,6 +167,8 @@ class Mirror:
         if not path.exists():
             return
         with path.open("rb") as file:
+            if offset > os.fstat(file.fileno()).st_size:  # the machine went down, or an older copy was put back
+                offset = 0
             file.seek(offset)
             for line in file:
                 if not line.endswith(b"\n"):

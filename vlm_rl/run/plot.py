@@ -49,14 +49,19 @@ def plot_run(name: str, metrics: Sequence[Mapping[str, float]], evals: Sequence[
     else:
         label, names = _PLOTS.get(what, (what, {what: what}))
         logged = dict.fromkeys(key for record in metrics for key in record if key not in ("step", "attempt"))
+        if not logged:
+            raise UserError(f"{name} has logged no step, so there is nothing to plot yet")
         if not (drawn := [key for key in names if key in logged]):
-            known = [*_PLOTS, "accuracy", *logged]
+            known = [each for each, (_, wanted) in _PLOTS.items() if wanted.keys() & logged.keys()]
+            known += [*["accuracy"] * bool(evals), *logged]
             hint = near(what, known, otherwise=f"it has {', '.join(known[:12])}, ...: run.metrics_frame().columns")
             raise UserError(f"{name} has no metric {what!r}: {hint}")
         for key in drawn:
             steps = [record["step"] for record in metrics]
             axes.plot(steps, [record.get(key, float("nan")) for record in metrics], marker=".", label=names[key])
-    axes.set(xlabel="step", ylabel=label, title=name)
+    axes.set(xlabel="step")
+    axes.set_ylabel(label, parse_math=False)  # a name with dollar signs is no formula
+    axes.set_title(name, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if len(axes.get_legend_handles_labels()[0]) > 1 or what == "accuracy":

@@ -34,6 +34,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         raise
 
 
+def place_of(folder: Path) -> Path:
+    """Return where a new folder is moved to: where a link leads, whose empty folder it replaces, or its own place."""
+    return folder.resolve() if folder.is_symlink() else folder
+
+
 def write_parquet(table: pa.Table, path: Path) -> None:
     """Write a table at once: in the small pieces that Parquet comes in, a shared file system would be slow."""
     buffer = pa.BufferOutputStream()

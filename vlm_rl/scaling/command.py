@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
 from vlm_rl.model_files.hub_models import short_name
 from vlm_rl.model_files.model_folder import read_model_config
@@ -151,8 +152,12 @@ def _made_up_batch(
         mean=mean,
         longest=config.rollout.max_tokens,
         longest_prompt=config.data.max_prompt_tokens,
-        has_image="tower" in dry.sizes.by_part,
+        has_image=_has_images(dry),
     )
+
+
+def _has_images(dry: DryRun) -> bool:
+    return "tower" in dry.sizes.by_part
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -164,10 +169,21 @@ def rows_of(dry: DryRun) -> Rows:
     return Rows(train.micro_batch_tokens, hidden_size, dry.is_padded, train.sequence_parallel)
 
 
+def _passes(dry: DryRun) -> float:
+    """Return the forward passes over a batch before its updates, as session.mini_batches does them."""
+    rollout, train, algorithm = dry.config.rollout, dry.config.train, dry.config.algorithm
+    if _has_images(dry) and (resolve_algorithm(algorithm).credit != "uniform" or algorithm.perception_coef > 0):
+        own = 2.0  # with the image and without it
+    elif train.old_logprobs == "learner":
+        own = max(0.0, 1 - train.mini_batch_prompts / rollout.prompts_per_step)  # all but the first mini-batch
+    else:
+        own = 0.0
+    return own + (algorithm.kl_coef > 0) + dry.teacher / dry.num_parameters
+
+
 def rates_of(dry: DryRun, card: CardSpeed) -> PhaseRates:
     """Return the assumed rates of a configuration."""
     config = dry.config
-    passes = (dry.updates_per_step > 1) + (config.algorithm.kl_coef > 0) + dry.teacher / dry.num_parameters
     return assumed_rates(
         card,
         parameters=dry.sizes.by_part["language_model"],
@@ -177,7 +193,7 @@ def rates_of(dry: DryRun, card: CardSpeed) -> PhaseRates:
         is_checkpointed=config.model.gradient_checkpointing is not False,
         zero_stage=config.train.zero_stage,
         updates=dry.updates_per_step,
-        passes=passes,
+        passes=_passes(dry),
     )
 
 

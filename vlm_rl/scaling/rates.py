@@ -43,7 +43,7 @@ class PhaseRates:
     weight_bytes: int  # of all weights, which ranks send each other
     zero_stage: int
     updates: int  # optimizer steps of a step
-    passes: float  # forward passes before the updates: old log-probs, the reference's, a teacher's by its size
+    passes: float  # forward over a batch before its updates: old log-probs, blind ones, the reference's, a teacher's
     card: CardSpeed
     learner_scale: float = 1.0
     sync: float = SYNC
@@ -99,7 +99,7 @@ def assumed_rates(
         is_checkpointed: activations are computed again.
         zero_stage: train.zero_stage.
         updates: optimizer steps of a step.
-        passes: forward passes before them.
+        passes: forward passes over a batch before them; a teacher's counts by its size.
     """
     forward = 2 * parameters / card.operations
     return PhaseRates(

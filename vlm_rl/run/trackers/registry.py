@@ -25,7 +25,8 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 def check_trackers(names: Iterable[str]) -> None:
     """Raise UserError for a tracker whose library, which has the tracker's name, is not installed."""
     for name in names:
-        if find_spec(name) is None:
+        # A folder of the name, such as one that a tracker wrote into the working folder, is found without an origin.
+        if (spec := find_spec(name)) is None or spec.origin is None:
             raise UserError(
                 f"log.trackers: {name} is not installed; install it (`uv pip install {name}`) "
                 "or remove it from the list; metrics.jsonl is written either way"
