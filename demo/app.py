@@ -217,8 +217,8 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
     def changed(event: gr.EventData) -> list[Any]:
         asked = ViewChanges.model_validate(event._data or {})
         answer = _answer(states, asked.url(), components, number=asked.number)
-        if asked.controls_hold:  # somebody may be typing in one
-            answer[-len(_KEYS) :] = [gr.skip() for _ in _KEYS]
+        if asked.controls_hold:  # somebody may be typing in one, or have opened the next tab
+            answer[-1 - len(_KEYS) :] = [gr.skip() for _ in ("tab", *_KEYS)]
         return answer
 
     shown: dict[str, Any] = _LOUD | {"show_progress_on": components.loading}

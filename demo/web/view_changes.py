@@ -51,5 +51,6 @@ class ViewChanges(BaseModel):
 
     @property
     def controls_hold(self) -> bool:
-        """Say whether the page's controls are as the view says: one of them was changed, and nothing else."""
-        return len(self.changes) == 1 and self.changes[0].key not in ("", *WHOLE_PAGE)
+        """Say whether the page's tab and controls are as the view says, since they alone were changed."""
+        keys = [change.key for change in self.changes]
+        return bool(keys) and not {"", *WHOLE_PAGE} & set(keys)

@@ -192,6 +192,24 @@ def test_changes_made_before_the_answer_are_all_kept(visit):
 
 
 @pytest.mark.slow
+def test_of_many_tabs_opened_at_once_the_last_is_shown(visit):
+    with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
+        page = opened.page
+        wait_for_position(page, 1)
+        tabs = ["Table", "Problems", "Lengths", "Problems", "Export", "Table"]
+        page.evaluate(
+            "tabs => { const all = [...document.querySelectorAll('button[role=tab]')];"
+            " for (const tab of tabs) all.find(button => button.innerText === tab).click(); }",
+            tabs,
+        )
+        page.wait_for_function("location.search.includes('tab=table')")
+        page.wait_for_selector("#table .problems tbody tr")
+        page.wait_for_timeout(500)
+        assert page.locator("button[role=tab][aria-selected=true]").all_inner_texts() == ["Table"]
+        assert "tab=table" in page.url
+
+
+@pytest.mark.slow
 def test_an_answer_that_was_overtaken_is_not_what_the_page_ends_with(visit):
     with visit("?base=luspo@0&others=luspo@40&tab=problems") as opened:
         page = opened.page
