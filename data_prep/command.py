@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from vlm_rl.errors import UserError
-from vlm_rl.untrusted.plain_files import check_plain
+from vlm_rl.untrusted.plain_files import check_plain, check_utf8_name
 
 if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
@@ -102,6 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
     from vlm_rl.data_prep.readers.row_limit import set_max_row_bytes
 
     set_max_row_bytes(arguments.max_row_bytes)
+    for path in (arguments.path or arguments.source, arguments.out or ""):
+        check_utf8_name(path)
     out = _out(arguments)
     if arguments.source == "mix" and arguments.path:
         from vlm_rl.data_prep.mix_sets import mix_sets

@@ -74,19 +74,24 @@ def _exact(members: Sequence[int], rows: Sequence[KeptRow], gone: Container[int]
 
 
 def _near(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[int, DroppedRow]]:
-    stay: list[int] = []
+    alike: Mapping[tuple[str, int], list[int]] = defaultdict(list)  # same gold, as many images
     for index in members:
-        row = rows[index]
-        twin = next((i for i in stay if _is_same_problem(row, rows[i])), None)
-        if twin is None:
-            stay.append(index)
-        else:
-            detail = f"the same text as {rows[twin].id}, and images that look the same"
-            yield index, DroppedRow(row.where, "near_duplicate", detail, known=True)
-
-
-def _is_same_problem(row: KeptRow, other: KeptRow) -> bool:
-    return normalised(row.answer) == normalised(other.answer) and look_the_same(row.phashes, other.phashes)
+        alike[normalised(rows[index].answer), len(rows[index].phashes)].append(index)
+    for (_, num_images), indices in alike.items():
+        # One question may be asked of very many images: all that stay are compared with a row at once.
+        hashes = hash_words([phash for index in indices for phash in rows[index].phashes])
+        hashes = hashes.reshape(len(indices), num_images, 4)
+        stay: list[int] = []
+        of_stay = np.empty_like(hashes)
+        for index, own in zip(indices, hashes, strict=True):
+            distances = np.bitwise_count(of_stay[: len(stay)] ^ own).sum(axis=2)
+            twins = np.flatnonzero((distances <= NEAR_BITS).all(axis=1))
+            if len(twins):
+                detail = f"the same text as {rows[stay[twins[0]]].id}, and images that look the same"
+                yield index, DroppedRow(rows[index].where, "near_duplicate", detail, known=True)
+            else:
+                of_stay[len(stay)] = own
+                stay.append(index)
 
 
 def look_the_same(phashes: Sequence[str], others: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from vlm_rl.data_prep.prepared_set import sha256
 from vlm_rl.data_prep.readers.generic import GenericSet, data_path, image_root, load_mapping, tables_of
 from vlm_rl.data_prep.readers.image_files import ARCHIVES
+from vlm_rl.untrusted.plain_files import check_utf8_name
 
 _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
 _IMAGE_FOLDERS = {"images", "image", "figures"}
@@ -37,6 +38,7 @@ def describe_inputs(source: str, path: Path, mapping: GenericSet | None = None) 
         return [_entry(file, path) for file in files]
     digest = hashlib.sha256()
     for file in files:
+        check_utf8_name(file)
         digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
     size = sum(file.stat().st_size for file in files)
     return [{"name": f"{len(files)} files", "bytes": size, "sha256": digest.hexdigest()}]
@@ -50,5 +52,6 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _entry(file: Path, root: Path) -> dict[str, Any]:
+    check_utf8_name(file)
     entry: dict[str, Any] = {"name": file.relative_to(root).as_posix(), "bytes": file.stat().st_size}
     return entry if file.name in ARCHIVES else {**entry, "sha256": sha256(file)}

@@ -48,7 +48,7 @@ def merge_shards(stems: Sequence[Path], folder: Path, options: Options) -> SetCo
     records = [_open(stem) for stem in stems]
     rows = [row for record in records for row in record.rows if isinstance(row, KeptRow)]
     counts = SetCounts()
-    dropped = _dropped(stems, rows, options, counts)
+    dropped, overlapping = _dropped(stems, rows, options)
     with SetWriter(folder / DATA, schema()) as writer:
         number = 0  # of the kept row in all shards
         for stem, record in zip(stems, records, strict=True):
@@ -63,6 +63,10 @@ def merge_shards(stems: Sequence[Path], folder: Path, options: Options) -> SetCo
                     counts.drop(dropped[number])
                 else:
                     chosen.append(number - first)
+                    if number in overlapping:
+                        counts.notes[LEAKED] += 1
+                        leak = asdict(overlapping[number])
+                        counts.examples.append({"where": row.where, "kept": True, **leak})
                 number += 1
             number = first + sum(isinstance(row, KeptRow) for row in record.rows)
             kept = [rows[first + index] for index in chosen]
@@ -82,21 +86,20 @@ def _open(stem: Path) -> ShardRecord:
 
 
 def _dropped(
-    stems: Sequence[Path], rows: Sequence[KeptRow], options: Options, counts: SetCounts
-) -> dict[int, DroppedRow]:
-    """Return the rows to drop by number; leaked rows that the options keep go into `counts` instead."""
+    stems: Sequence[Path], rows: Sequence[KeptRow], options: Options
+) -> tuple[dict[int, DroppedRow], Mapping[int, Leak]]:
+    """Return the rows to drop by number, and the leaked rows that the options keep."""
     dropped = _repeated_ids(rows, options)
     if not options.keep_duplicates:
         dropped = {**find_duplicates(rows, gone=dropped), **dropped}
     if options.hold_out:
         dropped |= _of_the_other_set(rows, dropped, options)
-    for index, leak in _leaks(stems, rows, dropped, options).items():
-        if options.keep_overlap:
-            counts.notes[LEAKED] += 1
-            counts.examples.append({"where": rows[index].where, "kept": True, **asdict(leak)})
-        else:
-            dropped[index] = DroppedRow(rows[index].where, LEAKED, leak.detail, known=True)
-    return dropped
+    leaks = _leaks(stems, rows, dropped, options)
+    if options.keep_overlap:
+        return dropped, leaks
+    for index, leak in leaks.items():
+        dropped[index] = DroppedRow(rows[index].where, LEAKED, leak.detail, known=True)
+    return dropped, {}
 
 
 def _of_the_other_set(

@@ -11,7 +11,8 @@ resumes there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from vlm_rl.data_prep.leakage import check_prepared
 from vlm_rl.data_prep.merge_shards import SetCounts, merge_shards
 from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
 from vlm_rl.data_prep.partial_set import HopelessError, PartialSet
+from vlm_rl.data_prep.prepared_images import prepare_image
 from vlm_rl.data_prep.prepared_set import FORMAT, schema, write_manifest
 from vlm_rl.data_prep.readers.generic import GenericSet, read_mapped
 from vlm_rl.data_prep.readers.sources import SOURCES
@@ -35,6 +37,8 @@ from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.terminal import make_console
 
 SHARD_ROWS = 256
+# Why a row was dropped that the same command may find to be mended.
+IMAGE_REASONS = ("image_missing", "image_unreadable", "image_outside")
 # Options that shards do not depend on: they act when the shards are merged.
 _MERGE_OPTIONS = (
     *("strict", "limit", "keep_duplicates", "against", "keep_overlap"),
@@ -181,7 +185,7 @@ class _ShardStream:
             self.num_shards += 1
             self.rows_in += sum(row.count if isinstance(row, DroppedRow) else 1 for row in batch)
             record = ShardRecord.load(stem)
-            if record is not None:
+            if record is not None and not self._is_mended(batch, record):
                 self.num_reused += 1
                 self._check_strict(record.first_unexpected)
                 self._count(record)
@@ -191,6 +195,16 @@ class _ShardStream:
                 yield ShardTask(stem, screened, grid, most, arrow_schema, self.tile_tokens)
             if self.options.limit is not None and self.num_kept >= self.options.limit:
                 return
+
+    def _is_mended(self, batch: Sequence[UsableRow | DroppedRow], record: ShardRecord) -> bool:
+        """Tell whether an image for which a finished shard dropped a row can be used by now."""
+        for row, then in zip(batch, record.rows, strict=False):
+            if isinstance(then, DroppedRow) and then.reason in IMAGE_REASONS and isinstance(row, UsableRow):
+                with suppress(RowError):
+                    for reference in row.images:
+                        prepare_image(reference, where="", grid=self.options.grid, test_only=row.problem.test_only)
+                    return True
+        return False
 
     def _screen(self, row: UsableRow | DroppedRow) -> ScreenedRow | DroppedRow:
         if isinstance(row, DroppedRow):

@@ -172,11 +172,15 @@ def text_of(row: Fields, *keys: str) -> str:
 
 
 def id_of(row: Fields, *keys: str) -> str:
-    """Return the id under the first of `keys` that holds a number or a text. Raises RowError if none does."""
+    """Return the id under the first of `keys` that holds a whole number or a text. Raises RowError if none does."""
     for key in keys:
         value = row.get(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # pandas makes whole numbers with a gap among them floats
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             return str(value)
+    if held := next((f"{key} is {row[key]!r:.40}" for key in keys if row.get(key) not in (None, "")), ""):
+        raise RowError("id_missing", f"{held}, and an id is a text or a whole number")
     raise RowError("id_missing", f"none of {', '.join(keys)} names the row")
 
 

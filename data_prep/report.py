@@ -207,8 +207,9 @@ def _contact(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _left_out(folder: Path, manifest: Mapping[str, Any]) -> PageSection:
     file = folder / "dropped.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    examples = [json.loads(line) for line in lines]
+    # Not splitlines: JSON leaves U+2028 and the like in a text as they are.
+    lines = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
+    examples = [json.loads(line) for line in lines if line]
     body = Markup()
     for reason, count in sorted(manifest.get("dropped", {}).items(), key=lambda item: -item[1]):
         body += _examples(reason, count, [example for example in examples if example.get("reason") == reason])

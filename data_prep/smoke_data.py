@@ -58,16 +58,21 @@ def make_smoke_data(samples: Path, out: Path) -> list[Path]:
             f"fill with public sets, or the first rows of them, as their authors publish them:\n{SAMPLES}\n"
             "Without it there is no smoke run; `make quickstart` needs no files: it draws its own images."
         )
+    dapo = min((samples / "dapo_math").rglob("aime-2024.parquet"), default=None)  # the hub has it in data/
+    images = samples / "mathvision" / "images"
+    sample = min(images.glob("*"), default=None)
+    if dapo is None or sample is None:
+        absent = f"{samples / 'dapo_math'}: no aime-2024.parquet" if dapo is None else f"{images}: no image"
+        raise UserError(f"{absent} there. The samples are:\n{SAMPLES}")
     options = Options(max_pixels=MAX_PIXELS, limit=ROWS)
     sets = []
     for name in BENCHMARKS:
         prepare(name, samples / name, out / name, options)
         sets.append(out / name)
-    plain, blank = split_dapo(samples / "dapo_math" / "aime-2024.parquet", out / "raw")
+    plain, blank = split_dapo(dapo, out / "raw")
     prepare("dapo", plain, out / "text", options)
     prepare("dapo", blank, out / "text_blank", replace(options, text_image="blank"))
-    image = min((samples / "mathvision" / "images").iterdir())
-    write_unusual_formats(out / "raw" / "formats", image)
+    write_unusual_formats(out / "raw" / "formats", sample)
     prepare("virl39k", out / "raw" / "formats", out / "formats", Options(max_pixels=MAX_PIXELS))
     sets += [out / name for name in ("text", "text_blank", "formats")]
     questions = [problem.question for path in sets for problem in load_set(path)]

@@ -106,7 +106,8 @@ def prepare_sets(out: Path, task: CountingTask[Any]) -> None:
     with TemporaryDirectory(dir=out) as name:
         raw = task.write(Path(name) / "raw", seed=SETS_SEED, train=NUM_TRAIN, heldout=NUM_HELDOUT, warm=1, mixture=0)
         for split in ("train", "heldout"):
-            prepare("virl39k", raw / split, out / split, DRAWN)
+            if not (out / split).is_dir():  # else a command that was stopped later on has made it
+                prepare("virl39k", raw / split, out / split, DRAWN)
 
 
 def make_start(out: Path, study: StudyTask, name: str) -> None:

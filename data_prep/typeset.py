@@ -2,13 +2,14 @@ r"""Draw a problem's text as an image: black on white, lines wrapped, formulas b
 
 Matplotlib's mathtext sets a useful part of LaTeX. A formula beyond it (an environment, for example) is shown
 as its source in a monospaced font, which a reader or a model can still read. Text in a script that the font
-lacks (Chinese) is refused instead of drawn as boxes.
+lacks (Chinese) is refused instead of drawn as boxes, and so is one that is written from right to left.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,8 @@ MARGIN = 28
 FONT_SIZE = 22  # pixels
 LINE_GAP = 10
 _DPI = 100
+_WIDEST = 1_000_000  # pixels of a word: nearly 1,500 lines
+_RIGHT_TO_LEFT = frozenset(("R", "AL", "AN", "RLE", "RLO", "RLI"))  # as Unicode classes characters
 
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)\$", re.S
@@ -68,14 +71,26 @@ def typeset(text: str, *, max_pixels: int) -> Image.Image:
 
     Raises RowError if the font lacks a character, or if the image would have more than `max_pixels`.
     """
+    if backward := next((char for char in text if unicodedata.bidirectional(char) in _RIGHT_TO_LEFT), ""):
+        detail = f"{backward!a} is of a script from right to left, and lines are set from left to right"
+        raise RowError("typeset_font", detail, known=True)
     lines: list[list[_Piece]] = []
+    height = 2 * MARGIN
+    for line in _lines(text):
+        height += LINE_GAP * bool(lines) + sum(_extent(line))
+        lines.append(line)
+        if WIDTH * height > max_pixels:  # before the rest is drawn, which may be much
+            raise _too_long(f"an image of {WIDTH}x{height} pixels does not hold it; the limit is {max_pixels} pixels")
+    return _draw(lines, WIDTH)
+
+
+def _too_long(detail: str) -> RowError:
+    return RowError("typeset_too_long", detail, known=True)
+
+
+def _lines(text: str) -> Iterator[list[_Piece]]:
     for paragraph in _paragraphs(_EQUATION.sub("$$", text)):
-        lines += _wrap(list(_pieces(paragraph)), WIDTH - 2 * MARGIN)
-    image = _draw(lines, WIDTH)
-    if image.width * image.height > max_pixels:
-        detail = f"drawn as an image it has {image.width}x{image.height} pixels; the limit is {max_pixels}"
-        raise RowError("typeset_too_long", detail, known=True)
-    return image
+        yield from _wrap(_pieces(paragraph), WIDTH - 2 * MARGIN)
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -116,6 +131,8 @@ def _word(word: str, size: int, *, mono: bool = False, glue: bool = False) -> _P
     font = _font(name, size)
     ascent, descent = font.getmetrics()
     width = max(1, int(np.ceil(font.getlength(word))))
+    if width > _WIDEST:
+        raise _too_long(f"a word of {len(word):,} characters fills more lines than an image may have")
     canvas = Image.new("L", (width, ascent + descent), 0)
     ImageDraw.Draw(canvas).text((0, 0), word, font=font, fill=255)
     return _Piece(np.asarray(canvas), ascent, glue=glue)
@@ -139,19 +156,21 @@ def _formula(source: str, *, glue: bool, alone: bool) -> list[_Piece]:
         return [_word(word, FONT_SIZE - 3, mono=True, glue=glue and index == 0) for index, word in enumerate(words)]
 
 
-def _wrap(pieces: Sequence[_Piece], width: int) -> list[list[_Piece]]:
+def _wrap(pieces: Iterable[_Piece], width: int) -> Iterator[list[_Piece]]:
     """Distribute the pieces over lines; a piece that is wider than a line is cut."""
     space = FONT_SIZE // 3
-    lines: list[list[_Piece]] = [[]]
+    line: list[_Piece] = []
     used = 0
     for piece in (part for whole in pieces for part in _cut(whole, width)):
-        gap = 0 if piece.glue or not lines[-1] else space
-        if lines[-1] and (piece.alone or lines[-1][-1].alone or used + gap + piece.width > width):
-            lines.append([])
+        gap = 0 if piece.glue or not line else space
+        if line and (piece.alone or line[-1].alone or used + gap + piece.width > width):
+            yield line
+            line = []
             used = gap = 0
-        lines[-1].append(piece)
+        line.append(piece)
         used += gap + piece.width
-    return [line for line in lines if line]
+    if line:
+        yield line
 
 
 def _cut(piece: _Piece, width: int) -> list[_Piece]:
@@ -161,8 +180,13 @@ def _cut(piece: _Piece, width: int) -> list[_Piece]:
     return [_Piece(part, piece.ascent, glue=piece.glue or index > 0) for index, part in enumerate(parts)]
 
 
+def _extent(line: Sequence[_Piece]) -> tuple[int, int]:
+    """Return the rows of a line above its base line and below."""
+    return max(piece.ascent for piece in line), max(piece.descent for piece in line)
+
+
 def _draw(lines: Sequence[Sequence[_Piece]], width: int) -> Image.Image:
-    heights = [(max(p.ascent for p in line), max(p.descent for p in line)) for line in lines]
+    heights = [_extent(line) for line in lines]
     height = 2 * MARGIN + sum(up + down for up, down in heights) + LINE_GAP * max(len(lines) - 1, 0)
     ink = np.zeros((height, width), dtype=np.uint8)
     top = MARGIN
@@ -194,7 +218,8 @@ def _math_font() -> Any:
 
 @lru_cache(maxsize=8)
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(_font_folder() / name), size)
+    # The other layout kerns and joins letters, where the machine has the library for it.
+    return ImageFont.truetype(str(_font_folder() / name), size, layout_engine=ImageFont.Layout.BASIC)
 
 
 @lru_cache(maxsize=1)

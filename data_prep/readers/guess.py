@@ -111,7 +111,7 @@ def guess(
     where = str(data.tables[0])
     if not sample.rows:
         raise UserError(
-            f"{where}: none of its first {SAMPLE_ROWS} rows can be read: {why_unreadable(data.tables[0])}"
+            f"{where}: none of its first {SAMPLE_ROWS} rows can be read: {why_unreadable(data.tables, encoding)}"
         )
     given = dict(given)
     has_no_choices = given.get("choices") == [NO_CHOICES] and NO_CHOICES not in sample.columns

@@ -15,6 +15,7 @@ from vlm_rl.data_prep.readers.image_files import ImageFile, TarMember, ZipMember
 from vlm_rl.data_prep.readers.sample import SAMPLE_ROWS
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
+from vlm_rl.untrusted.plain_files import check_utf8_name
 from vlm_rl.untrusted.visible_text import replace_invisible
 
 EXAMPLES = 3
@@ -48,6 +49,8 @@ def map_own_data(
         revision = revision or newest_commit(named)
     path, commit = locate(named, revision)
     data = find_data(path, split)
+    for table in data.tables:
+        check_utf8_name(table)
     how = {"answer_form": answer_form, "encoding": encoding, "out": out}
     mapping = guess(path, data, given, named=named if commit else "", **how)
     if commit:

@@ -44,13 +44,14 @@ _BEGINNINGS = (
 )
 
 
-def why_unreadable(table: Path) -> str:
-    """Say why no row of a file can be read, as far as its beginning tells, and what to do."""
+def why_unreadable(tables: Sequence[Path], encoding: str = "") -> str:
+    """Say why no row of tables can be read, as far as the beginning of the first tells, and what to do."""
+    if next(iter(read_tables(tables, encoding=encoding)), None) is None:  # it may have a header, or a schema
+        return "it is empty"
+    table = tables[0]
     with table.open("rb") as file:
         head = file.read(40)
     known = next((said for begins, said in _BEGINNINGS if head.lstrip().startswith(begins)), "")
-    if not head.strip():
-        known = "it is empty"
     other = f"it begins with {head[:16]!r}; give the file that its name promises, or its --encoding"
     return known or other
 

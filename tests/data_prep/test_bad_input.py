@@ -172,7 +172,7 @@ BAD_ROWS = [
     ({**FINE, "pics": 7}, "image_missing", "the image is 7"),
     ({**FINE, "q": "<image> or <image>?"}, "marker_mismatch", "2 <image> markers in its question but 1 images"),
     ({**FINE, "uid": None}, "id_missing", "none of uid names the row"),
-    ({**FINE, "uid": {"x": 1}}, "id_missing", "none of uid names the row"),
+    ({**FINE, "uid": {"x": 1}}, "id_missing", "uid is {'x': 1}, and an id is a text or a whole number"),
     ({**FINE, "q": "Which other <image>?", "uid": "good-0"}, "duplicate_id", "'mine-good-0' appeared before"),
     ("[1, 2]", "bad_type", "a row must be an object"),
     ('{"q": "cut', "bad_json", "is not JSON"),

@@ -38,6 +38,12 @@ def folder_with(tmp_path: Path, files: dict[str, str | bytes], images: Any = "im
     return raw
 
 
+def parquet_bytes(columns: dict[str, list[str]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
 def prepared(path: Path, encoding: str = "") -> list[dict]:
     mapping = guess(path, find_data(path), {}, encoding=encoding)
     out = path.parent / "set"
@@ -221,6 +227,10 @@ def test_a_bad_byte_costs_its_row(kind: str, tmp_path: Path) -> None:
         ("a.jsonl", bytes(range(128, 168)) * 9, r"none of its first 100 rows can be read: it begins with b'.x80"),
         ("a.jsonl", "<!DOCTYPE html>\n<p>404", "it is a web page or XML and not the data: download it again"),
         ("a.jsonl", "\n\n", "it is empty"),
+        ("a.json", "[]", "it is empty"),
+        ("a.csv", "question,answer\n", "it is empty"),
+        ("a.parquet", parquet_bytes({"question": [], "answer": []}), "it is empty"),
+        ("a.jsonl", parquet_bytes({"question": ["1?"]}), r"it is a Parquet file: let its name end in \.parquet"),
         *(
             (f"a.{ending}", "version https://git-lfs.github.com/spec/v1\nsize 9\n", "git lfs pull brings")
             for ending in ("parquet", "jsonl", "json", "csv", "tar", "xlsx", "arrow")

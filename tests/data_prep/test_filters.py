@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,12 @@ from PIL import Image
 from tests.helpers.images import encoded, smooth_noise
 from tests.helpers.prepared_sets import rows_of
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.duplicates import normalised
+from vlm_rl.data_prep.duplicates import NEAR_BITS, find_duplicates, normalised
 from vlm_rl.data_prep.filters import cached
 from vlm_rl.data_prep.leakage import BenchmarkIndex
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.records import KeptRow
 from vlm_rl.errors import UserError
 from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import Problem
@@ -98,6 +101,22 @@ def test_a_row_with_the_id_of_another_takes_no_problem_with_it(tmp_path, rows, k
     assert prepare("virl39k", source, tmp_path / "all", Options(keep_duplicates=True)).kept == len({*ids})
 
 
+def test_twins_among_many_images_of_one_question_are_found_in_time() -> None:
+    rng = random.Random(0)
+    hashes = [rng.getrandbits(256) for _ in range(3000)]
+    near, far = hashes[7] ^ ((1 << NEAR_BITS) - 1), hashes[8] ^ ((1 << NEAR_BITS + 1) - 1)
+    answers = ["1"] * 3000 + ["1", "1", "2"]  # the last looks like row 7, and has a different gold
+    rows = [
+        KeptRow(f"row {n}", f"r{n}", "same text", answer, False, [f"{n}"], [f"{phash:064x}"], [], 0)
+        for n, (answer, phash) in enumerate(zip(answers, [*hashes, near, far, near], strict=True))
+    ]
+    begun = time.process_time()
+    dropped = find_duplicates(rows)
+    assert time.process_time() - begun < 2  # 7 seconds if pairs are compared one by one
+    assert {number: row.reason for number, row in dropped.items()} == {3000: "near_duplicate"}
+    assert dropped[3000].detail.startswith("the same text as r7,")
+
+
 def test_a_whole_row_group_of_duplicates_may_go(tmp_path) -> None:
     """Rows are copied in groups of 16; here the second group is left out whole."""
     rows = [{"question": f"{number % 16}?"} for number in range(32)] + [{"question": "Another?"}]
@@ -170,6 +189,11 @@ def test_rows_that_share_text_or_an_image_with_a_benchmark_go(tmp_path, benchmar
     assert [line["detail"].split()[-1] for line in lines] == [f"bench/Processed-{n}" for n in (0, 2, 1)]
     kept = prepare("virl39k", source, tmp_path / "kept", Options(against=(benchmark,), keep_overlap=True))
     assert (kept.kept, kept.notes["benchmark_overlap"]) == (6, 3)
+    # A limit of one row reads a shard that holds them all: only what is in the set is counted.
+    options = Options(against=(benchmark,), keep_overlap=True, limit=1)
+    first = prepare("virl39k", source, tmp_path / "first", options)
+    assert (first.kept, first.notes["benchmark_overlap"]) == (1, 1)
+    assert len((tmp_path / "first/dropped.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(("shared", "is_leak"), [(12, False), (13, True)])

@@ -140,6 +140,27 @@ def test_shards_of_a_different_plan_and_broken_ones_are_made_again(tmp_path, mon
     assert (out / "data.parquet").read_bytes() == (tmp_path / "fresh/data.parquet").read_bytes()
 
 
+@pytest.mark.parametrize("fault", ["missing", "cut"])
+def test_a_shard_whose_image_has_come_meanwhile_is_made_again(tmp_path, monkeypatch, fault) -> None:
+    monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 8)
+    source, out = many(tmp_path / "virl", 24), tmp_path / "out"
+    (source / "images" / "20.jpg").unlink()  # this one stays away
+    late = source / "images" / "3.jpg"
+    whole = late.read_bytes()
+    late.unlink()
+    if fault == "cut":
+        late.write_bytes(whole[: len(whole) // 2])
+    with monkeypatch.context() as patch:
+        patch.setattr("vlm_rl.data_prep.preparation.merge_shards", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare("virl39k", source, out)
+    late.write_bytes(whole)
+    report = prepare("virl39k", source, out)
+    assert (report.shards_reused, report.kept, report.dropped) == (2, 23, {"image_missing": 1})
+    prepare("virl39k", source, tmp_path / "fresh")
+    assert (out / "data.parquet").read_bytes() == (tmp_path / "fresh/data.parquet").read_bytes()
+
+
 def test_finished_shards_hold_what_strict_mode_stops_at(tmp_path, monkeypatch) -> None:
     rows = [{"question": "<image>", "image": ["images/none.png"]}, {}]
     source, out = write_virl(tmp_path / "virl", rows, {}), tmp_path / "out"
@@ -211,6 +232,17 @@ def test_the_card_is_one_that_datasets_reads(tmp_path) -> None:
     assert [row["id"] for row in loaded] == [row["id"] for row in rows_of(tmp_path / "out")]
     assert "make every score" not in card.text and "benchmark" in (benchmark / "README.md").read_text()
     assert "split: test" in (benchmark / "README.md").read_text()
+
+
+def test_a_separator_of_unicode_in_a_detail_ends_no_line(tmp_path) -> None:
+    answers = ["1", "seven\u2028teen", "\x85"]
+    rows = [{"question": "<image>How many?", "answer": answer, "image": ["images/a.png"]} for answer in answers]
+    rows.append({"question": "Another?"})
+    source = write_virl(tmp_path / "virl", rows, {"a.png": encode_png(smooth_noise(84, 84))})
+    report = prepare("virl39k", source, tmp_path / "out")
+    lines = (tmp_path / "out/dropped.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(lines) == sum(report.dropped.values()) == 3
+    assert any("seven\u2028teen" in json.loads(line)["detail"] for line in lines)
 
 
 def test_the_schema_is_the_one_that_datasets_would_write() -> None:

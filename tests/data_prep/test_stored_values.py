@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_prep.test_options import prepared
-from tests.helpers.prepared_sets import manifest_of
+from tests.helpers.prepared_sets import manifest_of, rows_of
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.readers.written_values import parse_written, plain_text
 from vlm_rl.errors import UserError
 
@@ -54,6 +55,18 @@ def golds_of(folder: Path, golds: Any, answer_form: str = "") -> list[str]:
 )
 def test_numbers_are_golds_as_people_write_them(column: pa.Array, tmp_path: Path) -> None:
     assert golds_of(tmp_path, column) == GOLDS
+
+
+def test_whole_numbers_that_pandas_made_floats_are_ids_as_people_write_them(tmp_path: Path) -> None:
+    columns = {"question": [f"Which {n}?" for n in range(4)], "answer": ["1"] * 4, "uid": [1.0, 20.0, None, 1.5]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    named = {"question": "question", "answer": "answer", "id": "uid"}
+    mapping = {"path": "rows.parquet", "source": "mine", "columns": named}
+    (tmp_path / "mine.yaml").write_text(json.dumps(mapping))
+    report = prepare("generic", tmp_path / "mine.yaml", tmp_path / "set")
+    assert [row["id"] for row in rows_of(tmp_path / "set")] == ["mine-1", "mine-20"]
+    assert report.dropped == {"id_missing": 2}
+    assert "uid is 1.5, and an id is" in (tmp_path / "set/dropped.jsonl").read_text()
 
 
 def test_numbers_inside_objects_and_lists_of_options_too(tmp_path: Path) -> None:

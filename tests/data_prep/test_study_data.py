@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,10 @@ def test_sets_are_made_once_and_hold_no_problem_in_common(tmp_path: Path, task) 
     study.prepare_sets(tmp_path, SMALL[task].task)
     assert (tmp_path / "train" / "data.parquet").stat().st_mtime_ns == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heldout", "train"]
+    data = (tmp_path / "heldout" / "data.parquet").read_bytes()
+    shutil.rmtree(tmp_path / "heldout")  # as a command that was stopped between the two leaves it
+    study.prepare_sets(tmp_path, SMALL[task].task)
+    assert (tmp_path / "heldout" / "data.parquet").read_bytes() == data
 
 
 @pytest.mark.parametrize("task", ["shades"], indirect=True)

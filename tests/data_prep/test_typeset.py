@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
 
 from tests.helpers.prepared_sets import rows_of
 from vlm_rl.data.images import decode_image
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.records import RowError
+from vlm_rl.data_prep.typeset import _font, typeset
 from vlm_rl.toy.virl_layout import write_virl
 
 
@@ -34,8 +37,6 @@ def test_text_problems_become_images_of_their_text(tmp_path) -> None:
 
 
 def test_a_longer_text_is_a_taller_image_and_a_formula_is_set() -> None:
-    from vlm_rl.data_prep.typeset import typeset
-
     short, long = typeset("Ten words.", max_pixels=10**6), typeset("Ten words. " * 30, max_pixels=10**6)
     assert short.width == long.width and short.height < long.height
     # A fraction is taller than its line of text; an environment is beyond mathtext and shown as its source.
@@ -51,6 +52,37 @@ def test_a_longer_text_is_a_taller_image_and_a_formula_is_set() -> None:
     assert typeset(r"A \$5 note, $x^2$", max_pixels=10**6) == typeset(r"A \$5 note, \(x^2\)", max_pixels=10**6)
     display = typeset(r"\begin{equation*} x^2 \end{equation*}", max_pixels=10**6)
     assert display == typeset("$$x^2$$", max_pixels=10**6)
+
+
+@pytest.mark.parametrize("text", ["a\n" * 4000, "word " * 40_000, "a" * 400_000])
+def test_a_text_that_is_too_long_is_not_drawn(text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RowError) as caught:
+            typeset(text, max_pixels=10**6)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.reason == "typeset_too_long"
+    assert peak < 20_000_000  # bytes; the image of 4,000 lines alone has 100 million
+
+
+@pytest.mark.parametrize("text", ["كم عدد المربعات؟", "כמה ריבועים?", "five \u202esquares", r"$\text{ריבוע}$"])
+def test_text_from_right_to_left_is_refused(text: str) -> None:
+    with pytest.raises(RowError, match="from right to left") as caught:
+        typeset(f"Look: {text}", max_pixels=10**6)
+    assert caught.value.reason == "typeset_font"
+
+
+def test_an_image_does_not_depend_on_a_library_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The office of AVATAR: To flatten, we find Wy."
+    images = []
+    for has_raqm in (True, False):
+        monkeypatch.setattr(ImageFont.core, "HAVE_RAQM", has_raqm and ImageFont.core.HAVE_RAQM)
+        _font.cache_clear()
+        images.append(typeset(text, max_pixels=10**6).tobytes())
+    _font.cache_clear()
+    assert images[0] == images[1]
 
 
 def _ink_width(image: Image.Image) -> int:

@@ -349,6 +349,20 @@ def test_a_plan_names_every_download_and_every_command(
     assert text.count(command) == evaluations and "[done]" not in text
 
 
+def test_a_download_that_was_stopped_before_its_first_file_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = TRAINING_SETS["dapo_math"].download
+    folder = Path(one.folder)
+    (folder / ".cache/huggingface/download/data").mkdir(parents=True)  # as `hf download` leaves it
+    (folder / ".cache/huggingface/download/data/aB3.0f1e.incomplete").write_bytes(b"PAR1")
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    assert one.command in said("paper", "luspo-text", "--configs", CONFIGS)[1]
+    (folder / "data").mkdir()
+    assert one.command not in said("paper", "luspo-text", "--configs", CONFIGS)[1]
+
+
 def test_what_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
 ) -> None:

@@ -102,6 +102,22 @@ def test_a_configuration_a_set_and_a_source_are_files(tmp_path: Path, capsys: py
     assert f"{table} is no file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["table", "folder", "set"])
+def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    folder = tmp_path / (odd if place == "folder" else "raw")
+    folder.mkdir()
+    table = folder / (f"{odd}.jsonl" if place == "table" else "rows.jsonl")
+    table.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["prepare", str(folder), "--out", str(tmp_path / (odd if place == "set" else "set"))]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "UTF-8" in line]
+    assert r"caf\xe9" in line and "rename the file or folder" in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_pipe_beside_a_source_is_not_its_card(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "rows.csv").write_text("question,answer\nhow many?,3\n")

@@ -92,6 +92,16 @@ def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(
         make_smoke_data(tmp_path, tmp_path / "new")
     assert all(f"\n  {name}/ " in str(caught.value) for name in (*BENCHMARKS, "dapo_math"))
     assert list(tmp_path.iterdir()) == []
+    for name in (*BENCHMARKS, "dapo_math"):
+        (tmp_path / "empty" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"dapo_math: no aime-2024\.parquet there"):
+        make_smoke_data(tmp_path / "empty", tmp_path / "new")
+    data = tmp_path / "empty" / "dapo_math" / "data"  # as `hf download` lays it out
+    data.mkdir()
+    shutil.copy(samples / "dapo_math" / "aime-2024.parquet", data)
+    with pytest.raises(UserError, match="images: no image there"):
+        make_smoke_data(tmp_path / "empty", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 # -- the run -----------------------------------------------------------------------------------------

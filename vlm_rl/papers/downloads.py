@@ -75,9 +75,9 @@ class Download:
         return f"hf download {self.hub}{kind}{pinned} --local-dir {self.folder}"
 
     def is_there(self) -> bool:
-        """Tell whether its folder holds something."""
+        """Tell whether its folder holds something: `hf download` begins with hidden files."""
         folder = Path(self.folder)
-        return folder.is_dir() and any(folder.iterdir())
+        return folder.is_dir() and any(item.name[0] != "." for item in folder.iterdir())
 
 
 def _model(hub: str, parameters: int, license_name: str) -> Download:

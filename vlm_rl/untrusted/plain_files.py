@@ -28,6 +28,15 @@ def check_plain(path: str | Path) -> None:
         raise UserError(f"{path} is no file (a pipe, a device or a socket): put a file in its place, or remove it")
 
 
+def check_utf8_name(path: str | Path) -> None:
+    """Raise UserError for a path that is not UTF-8: JSON and a page cannot hold it, and Arrow does not open it."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UserError(f"{shown}: this name is not UTF-8; rename the file or folder") from None
+
+
 def check_plain_tree(folder: str | Path) -> None:
     """Check everything below a folder as check_plain does. Links to folders are not followed."""
     for parent, _, files in os.walk(folder):
