@@ -78,6 +78,12 @@ def _as_written(text: str, answer_type: AnswerType) -> Collection | None:
     return Collection("bare", items, is_unordered=is_unordered) if len(items) > 1 else None
 
 
+def relate_signs_alike(gold: str, answer: str) -> bool:
+    r"""Return whether both of two `clean` texts have opposite signs, as in `x=\pm 2, y=\mp 3`, or neither has."""
+    signs = [_PLUS_MINUS.findall(text) for text in (gold, answer)]
+    return min(map(len, signs)) < 2 or len({len(set(side)) for side in signs}) == 1
+
+
 def _with_both_signs(collection: Collection) -> Collection:
     r"""Return `0, \pm 2` as 0, 2 and -2, in any order; values of several names stay: `x=\pm 2, y=\pm 3`."""
     text = ",".join(collection.items)
