@@ -119,7 +119,6 @@ ANSWERS = [
     ('1, 2', '2-1, 2', False),
     ('x>3', 'x>2+1', False),
     ('[-1,3]', '[-1,1+2]', False),
-    ('\\begin{pmatrix}3\\\\4\\end{pmatrix}', '\\begin{pmatrix}1+2\\\\4\\end{pmatrix}', False),
     ('\\begin{pmatrix}3\\\\4\\end{pmatrix}', '\\begin{bmatrix}3\\\\4\\end{bmatrix}', True),
     ('55', '\\frac{10\\cdot 11}{2}', False),
     ('55', '\\sum_{k=1}^{10} k = 55', True),
@@ -265,6 +264,38 @@ ANSWERS = [
     ('1023/1024', '1-\\frac{1}{2^{10}}', True),
     ('3/4', '1-\\frac{1}{2^2}', True),
     ('13/36', '\\frac{1}{2^2}+\\frac{1}{3^2}', False),
+    ('-2', '\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}', False),
+    ('-2', '\\det\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}', False),
+    ('-2', '\\det\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}=-2', True),
+    ('5', '\\max(3,5)', False),
+    ('5', '\\min(5,8)', False),
+    ('5', '\\max(3,5)=5', True),
+    ('5', 'f_{\\max}=5', True),
+    ('f_{\\max}=5', 'f_{\\max}=2+3', False),
+    ('\\det(A)=5', '2+3', False),
+    ('5', '\\lfloor\\frac{16}{3}\\rfloor', False),
+    ('6', '\\lceil 16/3\\rceil', False),
+    ('\\lfloor n/2\\rfloor', '\\left\\lfloor\\frac{n}{2}\\right\\rfloor', True),
+    ('5', '|3+4i|', False),
+    ('5', '\\lvert -5\\rvert', False),
+    ('\\sqrt2-1', '|1-\\sqrt2|', False),
+    ('5', '|3+4i|=5', True),
+    ('5', '|AB|=5', True),
+    ('2|x|', '2\\lvert x\\rvert', True),
+    ('\\{1,2,3\\}', '\\{1,2\\}\\cup\\{2,3\\}', False),
+    ('\\{1,2,3\\}', '\\{1,2\\}\\cup\\{2,3\\}=\\{1,2,3\\}', True),
+    ('1, 2, 3', '\\{1,2\\}\\cup\\{2,3\\}', False),
+    ('(0,3)', '(0,2)\\cup(1,3)', False),
+    ('0<x<3', '(0,2)\\cup(1,3)', False),
+    ('x>0', 'x\\in(0,1]\\cup(1,\\infty)', False),
+    ('\\mathbb{R}', '(-\\infty,0)\\cup[0,\\infty)', False),
+    ('(0,1)\\cup(2,4)', '(0,1)\\cup(2,3)\\cup[3,4)', False),
+    ('(0,1)\\cup(2,3)\\cup[3,4)', '(0,1)\\cup(2,4)', True),
+    ('x\\ne 2', '(-\\infty,2)\\cup(2,\\infty)', True),
+    ('\\{x\\mid x<1, x>3\\}', '(-\\infty,1)\\cup(3,\\infty)', True),
+    ('|x|>1', '(-\\infty,-1)\\cup(1,\\infty)', True),
+    ('x<1 or x>3', '(3,\\infty)\\cup(-\\infty,1)', True),
+    ('\\mathbb{R}\\setminus\\{2\\}', '(-\\infty,2)\\cup(2,\\infty)', True),
 ]  # fmt: skip
 # (question, gold, answer, whether it is right)
 QUESTIONS = [
@@ -341,6 +372,28 @@ def test_an_undone_operation_and_an_unsolved_equation_are_wrong(grader: Grader) 
     tasks = [GradeTask(rf"\boxed{{{answer}}}", gold, infer_answer_type(gold), PLAIN) for gold, answer, _ in ANSWERS]
     seen = [grade.correct for grade in grader.grade_many(tasks)]
     assert [case for case, correct in zip(ANSWERS, seen, strict=True) if correct != case[2]] == []
+
+
+def test_matrices_are_added_and_multiplied_and_multiples_stay(grader: Grader) -> None:
+    one, two, square = _matrix("1", "2"), _matrix("3", "4"), _matrix("1&2", "3&4")
+    cases = [
+        (_matrix("4", "6"), f"{one}+{two}", False),
+        (_matrix("4", "6"), f"{one}+{two}={_matrix('4', '6')}", True),
+        (_matrix("7", "10"), f"{one}+2{two}", False),
+        (_matrix("7", "10"), rf"2{two}+\frac{{1}}{{1}}{one}", False),
+        (_matrix("5", "11"), f"{square}{one}", False),
+        (_matrix("7&10", "15&22"), rf"{square}\cdot {square}", False),
+        (_matrix("6", "8"), f"2{two}", True),
+        (_matrix("1+3t", "2+4t"), f"{one}+t{two}", True),
+        (f"{one}+t{two}", f"t{two}+{one}", True),
+    ]
+    tasks = [GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN) for gold, answer, _ in cases]
+    seen = [grade.correct for grade in grader.grade_many(tasks)]
+    assert [case for case, correct in zip(cases, seen, strict=True) if correct != case[2]] == []
+
+
+def _matrix(*rows: str) -> str:
+    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
 def test_an_expression_of_the_question_is_no_answer(grader: Grader) -> None:

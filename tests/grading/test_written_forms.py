@@ -131,6 +131,11 @@ def test_numerals_with_signs_between_them_are_compared_one_by_one(
         ("1,000", ("1000", "1000.0"), ("1001",)),
         ("twelve", ("12", "Twelve"), ("13",)),
         ("12 cm", ("12 centimetres",), ("13 cm",)),
+        ("A-", ("A−", "a-", r"\text{A-}"), ("A", "A+", "B-")),
+        ("A", ("a",), ("A-", "A+")),
+        ("Type O-", ("type O−.",), ("Type O", "Type O+")),
+        ("O- blood", ("o- blood",), ("O blood", "O+ blood")),
+        ("X-ray", ("X ray", "x-ray"), ("X",)),
     ],
 )  # fmt: skip
 def test_nothing_is_computed_in_a_text(gold: str, same: tuple[str, ...], other: tuple[str, ...]) -> None:

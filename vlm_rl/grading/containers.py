@@ -59,11 +59,15 @@ class Collection:
 
 def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
     """Return the collection that a `clean` text writes out, or None if it is a single value."""
+    collection = _as_written(text, answer_type)
+    return collection and _with_both_signs(collection)
+
+
+def _as_written(text: str, answer_type: AnswerType) -> Collection | None:
     if text == "\\emptyset":
         return Collection("set", [])
-    if len(_PLUS_MINUS.findall(text)) == 1 and not split_top_level(text, _COMMAS)[1:]:
-        parts = [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+").strip() for sign in "+-"]
-        return Collection("set", [_computed(part) for part in parts])
+    if _PLUS_MINUS.search(text) and len(values := _both_values(text)) > 1:
+        return Collection("set", values)
     if (outer := outer_brackets(text)) is not None:
         return _bracketed(*outer, answer_type)
     quantity = split_quantity(text)
@@ -72,6 +76,31 @@ def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
     items = bare_items(text)
     is_unordered = len(split_top_level(text, _SEMICOLON)) > 1
     return Collection("bare", items, is_unordered=is_unordered) if len(items) > 1 else None
+
+
+def relate_signs_alike(gold: str, answer: str) -> bool:
+    r"""Return whether both of two `clean` texts have opposite signs, as in `x=\pm 2, y=\mp 3`, or neither has."""
+    signs = [_PLUS_MINUS.findall(text) for text in (gold, answer)]
+    return min(map(len, signs)) < 2 or len({len(set(side)) for side in signs}) == 1
+
+
+def _with_both_signs(collection: Collection) -> Collection:
+    r"""Return `0, \pm 2` as 0, 2 and -2, in any order; values of several names stay: `x=\pm 2, y=\pm 3`."""
+    text = ",".join(collection.items)
+    names = {match.group() for item in collection.items if (match := _LONG_NAME.match(item))}
+    if collection.kind not in ("bare", "set") or not _PLUS_MINUS.search(text) or len(names) > 1 or "\\mp" in text:
+        return collection
+    values = [value for item in collection.items for value in _both_values(item)]
+    return replace(collection, items=values, is_unordered=True)
+
+
+def _both_values(text: str) -> list[str]:
+    r"""Return the two values of `3\pm 2`; the text itself unless it is one value with one such sign."""
+    outer = outer_brackets(text)
+    inside = outer[1] if outer and outer[0] == "\\{" else text
+    if len(_PLUS_MINUS.findall(text)) != 1 or bare_items(inside)[1:]:
+        return [text]
+    return [_computed(_PLUS_MINUS.sub(sign, text).strip().removeprefix("+").strip()) for sign in "+-"]
 
 
 def _computed(text: str) -> str:

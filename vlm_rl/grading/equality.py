@@ -29,6 +29,7 @@ from vlm_rl.grading.containers import (
     order_matters,
     pair_off,
     parse_collection,
+    relate_signs_alike,
     sort_by_name,
     unmatched,
     with_set_braces,
@@ -141,7 +142,7 @@ class AnswerComparison(ValueComparison):
     # -- texts and words -----------------------------------------------------------------------
 
     def _text(self, gold: str, answer: str) -> Decision | None:
-        """Accept equal texts, words and outcomes; refuse a different date."""
+        """Accept equal texts, words and outcomes; refuse a different date and `\\pm` for `\\mp` beside `\\pm`."""
         if not answer:
             return Decision(not gold, "text")
         if canonical(gold) == canonical(answer):
@@ -152,6 +153,8 @@ class AnswerComparison(ValueComparison):
             return Decision(True, "text")
         if decision := compare_wording(gold, answer):
             return decision
+        if not relate_signs_alike(gold, answer):
+            return Decision(False, "text")
         return Decision(False, "text") if is_date(gold) else None
 
     # -- scores, ranges, sizes -----------------------------------------------------------------

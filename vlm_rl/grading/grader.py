@@ -37,7 +37,7 @@ from vlm_rl.grading.undone import unfinished
 from vlm_rl.templates import TEMPLATES, Template, last_program
 from vlm_rl.types import AnswerType, Grade, Problem, Verdict
 
-GRADER_VERSION = "12"  # of the rules: a different version may give different verdicts
+GRADER_VERSION = "13"  # of the rules: a different version may give different verdicts
 MAX_BOXES = 8  # different answers in the boxes of a response
 MAX_SPELLINGS = 64  # different texts in them
 MAX_QUERIES = 40  # symbolic queries for a response

@@ -25,6 +25,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r" or |, ?or |\\(?:lor|vee)(?![A-Za-z])")
 _AND = re.compile(r"(?: |, ?)and |\\(?:land|wedge)(?![A-Za-z])")
 _COMMA = re.compile(r", ?(?=[^,<>\\]{0,40}(?:[<>]|\\[lg]e(?![A-Za-z])))")  # between two inequalities
+_JOINT = re.compile(r" ?, ?(?:and )?| and |\\(?:land|wedge)(?![A-Za-z])")  # of a range and what it leaves out
 _LESS = ("<", "\\le")
 _UNION = frozenset(["\\cup"])
 _COMMAS = frozenset(",;")
@@ -48,6 +49,8 @@ def has_relation(text: str) -> bool:
 def as_intervals(text: str) -> Intervals | None:
     """Return the set that a `clean` text describes by inequalities in one variable or by intervals, or None."""
     text = _MEMBER.sub("", text)
+    if (punctured := _without_points(text)) is not None:
+        return punctured
     if match := _UNEQUAL.fullmatch(text) or _WITHOUT.fullmatch(text):
         bound = match["bound"].strip()
         parts = (f"(-\\infty,{bound})", f"({bound},\\infty)")
@@ -67,6 +70,34 @@ def as_intervals(text: str) -> Intervals | None:
 def _is_interval(text: str) -> bool:
     outer = outer_brackets(text)
     return outer is not None and outer[0] in "([" and len(split_top_level(outer[1], _COMMAS)) == 2
+
+
+def _without_points(text: str) -> Intervals | None:
+    r"""Return `x \ge 3, x \ne 4` as [3,4) and (4,\infty), `x \ne \pm 1` as three parts; None for anything else."""
+    pieces = [piece.strip() for piece in _JOINT.split(text)] if "\\ne" in text and not _OR.search(text) else []
+    matches = [_UNEQUAL.fullmatch(piece) for piece in pieces]
+    variables = {match["variable"] for match in matches if match}
+    points: dict[str, Fraction | float] = {}
+    for bound in (match["bound"].strip() for match in matches if match):
+        for value in (bound[3:].strip(), f"-{bound[3:].strip()}") if bound.startswith("\\pm") else (bound,):
+            if not _is_bound(value) or (size := _size(value)) is None:
+                return None
+            points[value] = size
+    if len(variables) != 1 or not 1 < max(len(points), len(pieces)) <= _MAX_LISTED:
+        return None
+    ranges = [piece for piece, match in zip(pieces, matches, strict=True) if not match]
+    whole = as_intervals(" and ".join(ranges)) if ranges else Intervals((",".join(_UNBOUNDED),), *variables)
+    outer = outer_brackets(whole.parts[0]) if whole and len(whole.parts) == 1 else None
+    ends = split_top_level(outer[1], _COMMAS) if outer else []
+    if whole is None or outer is None or len(ends) != 2 or {whole.variable} != variables:
+        return None
+    low, high = outer[0] + ends[0], ends[1] + outer[2]
+    inside = sorted(points, key=points.__getitem__)
+    limits = ("" if low == _UNBOUNDED[0] else low, "" if high == _UNBOUNDED[1] else high)
+    if not _leaves_room(limits[0], f"{inside[0]})") or not _leaves_room(f"({inside[-1]}", limits[1]):
+        return None
+    starts, stops = [low, *(f"({point}" for point in inside)], [*(f"{point})" for point in inside), high]
+    return Intervals(tuple(f"{start},{stop}" for start, stop in zip(starts, stops, strict=True)), whole.variable)
 
 
 def _distance(text: str) -> Intervals | None:

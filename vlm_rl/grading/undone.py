@@ -1,10 +1,11 @@
 r"""Find answers that equal the gold only because nothing was done: the operation is left, or the question repeated.
 
 A policy that copies `37\times43` out of its question would otherwise be paid for 1591. Undone are products, sums and
-differences of plain numbers, sums, products, integrals, limits and derivatives written out, gcd and mod, like terms,
-and sums of squares and cubes (constant_terms). Not undone are fractions, powers, roots, factorials, binomials,
-multiples of \pi or e, percentages, mixed numbers, and a chain such as 37\times43=1591 that ends (or begins) with its
-value.
+differences of plain numbers, sums, products, integrals, limits and derivatives written out, gcd, mod, max and min,
+determinants, sums and products of matrices, an absolute value, floor or ceiling of a constant, unions of more parts
+than the gold's, like terms, and sums of squares and cubes (constant_terms). Not undone are fractions, powers, roots,
+factorials, binomials, multiples of \pi or e, percentages, mixed numbers, and a chain such as 37\times43=1591 that
+ends (or begins) with its value.
 
 Texts are read by their signs; the sums and products in them are never computed.
 """
@@ -18,7 +19,9 @@ from collections.abc import Iterator
 
 from vlm_rl.grading.closed_form import DIFFERENTIALS, parse_closed_form
 from vlm_rl.grading.constant_terms import leaves_like_terms, leaves_small_powers
+from vlm_rl.grading.containers import parse_collection
 from vlm_rl.grading.equations import EQUALS, value_label
+from vlm_rl.grading.inequalities import as_intervals
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
 from vlm_rl.grading.questions import asks_expansion, asks_factors, repeats_ratio
 from vlm_rl.grading.rational import NUMBER
@@ -32,11 +35,24 @@ _PLAIN = f"[{_N}{_P}{_F}{_G}]"
 _ATOM = f"[{_N}{_P}{_F}{_G}{_A}]"
 _LISTED = frozenset(",;")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
+_UNION = frozenset(["\\cup"])
+_SET_DESCRIPTION = re.compile(r"[|:<>]|\\(?:cup|cap|setminus|ne|in|le|ge)(?![A-Za-z])")
 _WRITTEN_OUT = re.compile(
     r"\\(?:sum|prod|i*nt|oint|lim|gcd|lcm)(?![A-Za-z])|[∑∏∫]|(?<![A-Za-z\\])(?:gcd|lcm)(?![A-Za-z])"
     rf"|{DIFFERENTIALS}|\\frac ?\{{ ?(?:d|\\partial)(?:\^\{{[0-9]\}})? ?\}}"
     r"|(?<![A-Za-z])d(?:\^\{[0-9]\})? ?/ ?d ?[a-z]"
 )
+_CONSTANT = r"(?:[^A-Za-hj-z\\|]|\\(?:frac|sqrt|pi|div|cdot|times)(?![A-Za-z]))*"
+_TO_EVALUATE = re.compile(  # \max(3,5), a determinant, \lfloor 16/3\rfloor
+    r"\\(?:det|max|min) ?(?:\(|\\?\{|\\begin)|\\begin ?\{[vV]matrix"
+    rf"|\\lfloor(?![A-Za-z]){_CONSTANT}\\rfloor|\\lceil(?![A-Za-z]){_CONSTANT}\\rceil"
+)
+_NAME_OR_COMMAND = re.compile(r"\\(?:begin|end) ?\{[A-Za-z]+\}(?: ?\{[clr| ]*\})?|\\[A-Za-z]+")
+_MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
+_JOINED = re.compile(  # matrices with nothing but a sign and a number between them
+    rf"\\end ?{_MATRIX}(?:[-+0-9./{{}}() ]|\\(?:cdot|times|frac)(?![A-Za-z]))*\\begin ?{_MATRIX}"
+)
+_ABSOLUTE_VALUE = re.compile(rf"{_CONSTANT}\|{_CONSTANT}[0-9]{_CONSTANT}\|{_CONSTANT}")
 _OPERATOR_OF_GOLD = re.compile(rf"{_WRITTEN_OUT.pattern}|\\frac ?\{{[{{ ]*d[ }}]|\\pmod")
 _POWER_OF_GOLD = re.compile(r"[0-9)}] ?(?:\^(?! ?\\circ)|!)")  # of a numeral, or a factorial
 _REMAINDER = re.compile(r"(.*)\\pmod\{([^{}]*)\}")
@@ -116,8 +132,20 @@ def unfinished(gold: str, answer: str, question: str) -> str | None:
     has_it_too = is_undone(gold) or _holds_form(gold) or _OPERATOR_OF_GOLD.search(gold)
     if has_it_too:
         return None
+    if _leaves_union(gold, answer):
+        return "undone"
     leaves_powers = _POWER_OF_GOLD.search(gold) is None and any(map(leaves_small_powers, _ends(answer)))
     return "undone" if leaves_powers or is_undone(answer) else None
+
+
+def _leaves_union(gold: str, answer: str) -> bool:
+    r"""Return whether a `clean` answer is a union of more parts than the gold: (0,2)\cup(1,3) for (0,3)."""
+    given = split_top_level(split_top_level(answer, EQUALS)[-1], _UNION)
+    if len(given) == 1:
+        return False
+    if (intervals := as_intervals(gold)) is not None:
+        return len(given) > len(intervals.parts)
+    return parse_collection(gold, "expression") is not None and not _SET_DESCRIPTION.search(gold)
 
 
 def _is_product(text: str) -> bool:
@@ -160,7 +188,9 @@ def _is_done(text: str) -> bool:
 
 
 def _holds_operation(text: str) -> bool:
-    if _WRITTEN_OUT.search(text) or _is_remainder(text):
+    if _WRITTEN_OUT.search(text) or _TO_EVALUATE.search(text) or _ABSOLUTE_VALUE.fullmatch(text):
+        return True
+    if _is_remainder(text) or _joins_matrices(text):
         return True
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
@@ -172,6 +202,11 @@ def _holds_operation(text: str) -> bool:
         is_plain = _PLAIN_TERM.fullmatch(_flat(inside)) is not None
         text = text[: match.start()] + (_P if is_plain else _A) + text[match.end() :]
     return _is_calculation(text)
+
+
+def _joins_matrices(text: str) -> bool:
+    """Return whether a text adds or multiplies matrices of numbers; with a parameter the sum is a line or a plane."""
+    return _JOINED.search(text) is not None and not re.search("[A-Za-z]", _NAME_OR_COMMAND.sub("", text))
 
 
 def _is_remainder(text: str) -> bool:

@@ -42,6 +42,7 @@ _FUNCTION_NAMES = frozenset(
 _ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
 _LEADING_DOTS = re.compile(r"^\\dots(?![A-Za-z])")  # in front of the rest of a sentence
 _FROM, _RANGE_SIGN = re.compile(r"^from ", re.IGNORECASE), re.compile(r" (?:to|through) | ?-{1,3} ?")
+_MINUS_OF_NAME = re.compile(r"(?<![A-Za-z0-9])([A-Za-z]{1,2})-(?= |$)")  # a mark, a type of blood: A-, AB-
 _SHORT_WORDS = frozenset(["no", "yes", "ok"])
 
 
@@ -127,7 +128,7 @@ def same_worded_range(gold: str, answer: str) -> bool:
 
 def normalized_words(text: str) -> str:
     """Return the letters and digits of a text in words: without case, punctuation and a leading article."""
-    text = _LEADING_DOTS.sub("", text)
+    text = _MINUS_OF_NAME.sub("\\1\u207b", _LEADING_DOTS.sub("", text))
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
     text = re.sub(r"(?<=[A-Za-z])[,;:]|[,;:](?= ?[A-Za-z])", " ", text)  # not the comma of 1,2
     # The point of 1.5, the sign of -10 and the factorial of 5! count.
