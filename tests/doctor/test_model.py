@@ -103,6 +103,15 @@ def test_a_learner_or_a_sampler_that_computes_differently(
     assert "log-probs differ from the unmodified model's by" in page
 
 
+def test_a_path_stays_in_one_piece(tmp_path: Path, outcomes: Callable) -> None:
+    """Whoever copies it, or a command, from the page would copy half of it."""
+    for length in range(40, 130, 9):
+        missing = tmp_path / ("a-model-of-mine-" * 10)[:length]
+        missing.mkdir()
+        code, _, page = outcomes(missing)
+        assert code == 1 and f" {missing}" in page
+
+
 def test_a_model_that_is_too_large_for_this_machine(
     tiny_model: Path, outcomes: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

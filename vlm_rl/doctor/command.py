@@ -114,7 +114,14 @@ def _lines(answer: Check) -> Iterator[Text]:
         lines.append(f"{'next:':>{_INDENT - 1}} {answer.next_step}")
     for index, line in enumerate(lines):
         visible = replace_invisible(line, lambda character: f"\\x{ord(character):02x}")
-        text = Text(textwrap.fill(visible, width=_WIDTH, subsequent_indent=" " * _INDENT))
+        filled = textwrap.fill(
+            visible,
+            width=_WIDTH,
+            subsequent_indent=" " * _INDENT,
+            break_long_words=False,  # a path, an option or a command stays in one piece, to be copied
+            break_on_hyphens=False,
+        )
+        text = Text(filled)
         if index == 0:
             text.stylize(style, 0, len(word))
         yield text
