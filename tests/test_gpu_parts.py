@@ -187,12 +187,14 @@ def gpu_parts(*words: object, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_earlier_day_is_named(tmp_path: Path) -> None:
     done = gpu_parts("doctor", "--device", "cpu", "--work", tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(f"--work {tmp_path} is there already: name a new folder")
 
 
+@pytest.mark.slow
 def test_a_machine_without_git_has_no_commit(tmp_path: Path) -> None:
     done = gpu_parts("--about", PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -223,6 +225,7 @@ def test_a_part_that_misses_a_bound_has_its_own_exit_code(
     assert parts.main() == parts.SHORT
 
 
+@pytest.mark.slow
 def test_ways_of_an_update_do_not_all_begin_where_their_script_was_killed() -> None:
     """Their turns come through a pipe, which then ends."""
     done = subprocess.run(

@@ -96,7 +96,13 @@ def refuse(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "num_open"), {"check_media_limits": 2, "check_boxes": 4, "Learner": 4, "WeightSync": 5}.items()
+    ("place", "num_open"),
+    [
+        pytest.param("check_media_limits", 2, marks=pytest.mark.slow),
+        pytest.param("check_boxes", 4, marks=pytest.mark.slow),
+        pytest.param("Learner", 4, marks=pytest.mark.slow),
+        ("WeightSync", 5),
+    ],
 )
 def test_what_was_opened_before_a_start_failed_is_closed(
     monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, place: str, num_open: int
@@ -111,7 +117,12 @@ def test_what_was_opened_before_a_start_failed_is_closed(
 
 @pytest.mark.parametrize(
     ("part", "method"),
-    [(Run, "listen"), (Run, "keep_checkpoints"), (Grader, "start"), (Recorder, "log_line")],
+    [
+        pytest.param(Run, "listen", marks=pytest.mark.slow),
+        pytest.param(Run, "keep_checkpoints", marks=pytest.mark.slow),
+        (Grader, "start"),
+        (Recorder, "log_line"),
+    ],
 )
 def test_a_start_that_fails_once_the_run_s_files_are_open_is_in_its_log(
     monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, part: type, method: str
@@ -126,7 +137,14 @@ def test_a_start_that_fails_once_the_run_s_files_are_open_is_in_its_log(
     assert logging.getLogger().handlers == handlers
 
 
-@pytest.mark.parametrize("failing", ["", *PARTS])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "",
+        "sampler",
+        *(pytest.param(part, marks=pytest.mark.slow) for part in ("accuracy", "reward", "host", "grader")),
+    ],
+)
 def test_a_part_that_does_not_close_keeps_none_of_the_others(
     monkeypatch: pytest.MonkeyPatch, config: Config, tmp_path: Path, failing: str
 ) -> None:
