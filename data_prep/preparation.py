@@ -37,7 +37,7 @@ from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.terminal import make_console
 
 SHARD_ROWS = 256
-# Why a row was dropped that the same command may find to be mended.
+# Reasons of dropped rows that may be gone when the same command runs again.
 IMAGE_REASONS = ("image_missing", "image_unreadable", "image_outside")
 # Options that shards do not depend on: they act when the shards are merged.
 _MERGE_OPTIONS = (

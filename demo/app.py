@@ -240,9 +240,8 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
 
 def _refresher(states: PageStates) -> Callable[[str, gr.Request], Any]:
     """Return an event that draws the curves again when one of the shown runs has logged more."""
-    drawn: dict[
-        str | None, tuple[UrlState, tuple[int, ...]]
-    ] = {}  # page -> what it was last sent: view, runs' stamps
+    # page -> what it was last sent: view, runs' stamps
+    drawn: dict[str | None, tuple[UrlState, tuple[int, ...]]] = {}
 
     def refresh(query: str, request: gr.Request) -> Any:
         url = UrlState.parse(query)

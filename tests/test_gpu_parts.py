@@ -234,7 +234,7 @@ def test_ways_of_an_update_do_not_all_begin_where_their_script_was_killed() -> N
         capture_output=True,
         text=True,
     )
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_every_part_has_bounds_and_a_line_in_the_script(parts: Any) -> None:

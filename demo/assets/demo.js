@@ -17,10 +17,10 @@ function go(patch, key = '', isBack = false) {
 function wanted() { // the query with all changes, but for what follows from a new benchmark or baseline
   let query = new URLSearchParams(drawn?.query);
   for (const { patch } of changes) {
+    if (patch.startsWith('?')) query = new URLSearchParams();
     const given = new URLSearchParams(patch);
-    if (patch.startsWith('?')) query = given;
-    else for (const key of new Set(given.keys())) query.delete(key);
-    if (!patch.startsWith('?')) given.forEach((value, key) => { if (value) query.append(key, value); });
+    for (const key of new Set(given.keys())) query.delete(key);
+    given.forEach((value, key) => { if (value) query.append(key, value); });
   }
   return query;
 }

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from vlm_rl.demo.numbers.url_state import UrlState
 
-WHOLE_PAGE = ("benchmark", "base", "others")  # controls that bring other problems, so that all controls may change
+_WHOLE_PAGE = ("benchmark", "base", "others")  # controls that bring other problems, so that all controls may change
 
 
 class ViewChange(BaseModel):
@@ -53,4 +53,4 @@ class ViewChanges(BaseModel):
     def controls_hold(self) -> bool:
         """Say whether the page's tab and controls are as the view says, since they alone were changed."""
         keys = [change.key for change in self.changes]
-        return bool(keys) and not {"", *WHOLE_PAGE} & set(keys)
+        return bool(keys) and not {"", *_WHOLE_PAGE} & set(keys)

@@ -26,7 +26,7 @@ from vlm_rl.report.html import visible
 from vlm_rl.report.vega import Spec
 from vlm_rl.stats import smooth
 
-MOST_DRAWN = 1_000  # places of a curve: about the pixels of a chart, several of which a page holds per metric
+MOST_DRAWN = 1_000  # places of a curve; a chart is about as many pixels wide
 FEW = 8  # places; a curve with fewer has error bars instead of a band, and its places are marked
 _EDGE = 5  # pixels above and below, so that no line and no marker is cut in half
 _DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
@@ -134,8 +134,8 @@ def _rows(series: Series) -> list[Spec]:
     if series.smooth and (mean := smooth(columns["y"])) is not columns["y"]:
         columns["mean"] = mean
     drawn = _drawn(columns)
-    parts = _parts(columns["y"], drawn) if "mean" in columns else {}
-    columns = {name: values[drawn] for name, values in columns.items()} | parts
+    means = _means_between(columns["y"], drawn) if "mean" in columns else {}
+    columns = {name: values[drawn] for name, values in columns.items()} | means
     fixed: Spec = {"series": visible(series.label), "points": series.is_marked, "dashed": series.dashed}
     if keep.sum() == 1:
         fixed["alone"] = True
@@ -171,7 +171,7 @@ def _drawn(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.array(sorted({0, count - 1} | kept))
 
 
-def _parts(y: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
+def _means_between(y: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
     """Return what each drawn value stands for, from which charts.js takes other running means (`smoothed`).
 
     `count` values since the drawn one before, itself included, whose mean is `since`; nothing if all are drawn.
